@@ -1,0 +1,274 @@
+"""What is a station: attention, then a feed-forward network, each added back to x.
+
+Paper, sections 3.1 (stacks), 3.3 (feed-forward), 3.5 (positions) and 5.4 (dropout).
+Every sub-layer is LayerNorm(x + Dropout(Sublayer(x))): the norm comes after the sum.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+from transformer_tf.attention import MultiHeadAttention
+from transformer_tf.config import check_dropout
+
+LAYERNORM_EPSILON = 1e-6
+
+
+def positional_encoding(length: int, d_model: int) -> np.ndarray:
+    """Sines at even, cosines at odd places, wavelengths 2 pi to 10000 * 2 pi (3.5).
+
+    Returns:
+        (1, length, d_model) float32; position 0 comes first.
+    """
+    position = np.arange(length)[:, None]
+    frequency = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
+    encoding = np.empty((1, length, d_model), np.float32)
+    encoding[0, :, 0::2] = np.sin(position * frequency)
+    encoding[0, :, 1::2] = np.cos(position * frequency)
+    return encoding
+
+
+def feed_forward(d_model: int, d_ff: int) -> keras.Sequential:
+    """max(0, x W1 + b1) W2 + b2, the same for every position (3.3)."""
+    return keras.Sequential(
+        [
+            keras.layers.Dense(d_ff, activation="relu", name="inner"),
+            keras.layers.Dense(d_model, name="outer"),
+        ],
+        name="ffn",
+    )
+
+
+def layer_norm(name: str) -> keras.layers.LayerNormalization:
+    """Keras's layer with the paper's code's epsilon; it computes in float32."""
+    return keras.layers.LayerNormalization(epsilon=LAYERNORM_EPSILON, name=name)
+
+
+class MaskedLayer(keras.layers.Layer):
+    """A layer that takes its masks as arguments and hands none on.
+
+    Keras treats an argument called `mask` as the mask of the input and would attach it
+    to the output, or warn that it does not.
+    """
+
+    def compute_mask(self, inputs, previous_mask):
+        return None
+
+
+class EncoderLayer(MaskedLayer):
+    """One station of the encoder (3.1): self-attention, then feed-forward.
+
+    Args:
+        d_model: width D.
+        num_heads: H, a divisor of d_model.
+        d_ff: inner width of the feed-forward network.
+        dropout_rate: of each sub-layer's output, before it is added back (5.4).
+
+    Raises:
+        ValueError: num_heads does not divide d_model, or dropout_rate is not in [0, 1).
+    """
+
+    def __init__(self, d_model, num_heads, d_ff, dropout_rate=0.1, **kwargs):
+        super().__init__(**kwargs)
+        check_dropout(dropout_rate)
+        self.mha = MultiHeadAttention(d_model, num_heads, name="mha")
+        self.ffn = feed_forward(d_model, d_ff)
+        self.layernorm1 = layer_norm("layernorm1")
+        self.layernorm2 = layer_norm("layernorm2")
+        self.dropout1 = keras.layers.Dropout(dropout_rate, name="dropout1")
+        self.dropout2 = keras.layers.Dropout(dropout_rate, name="dropout2")
+
+    def call(self, x, training=False, mask=None):
+        """(B, S, D) -> (B, S, D); mask broadcast to (B, H, S, S), True = may look."""
+        # Each token asks all the others.
+        attn_output = self.mha(query=x, key=x, value=x, attention_mask=mask)
+        attn_output = self.dropout1(attn_output, training=training)
+        out1 = self.layernorm1(x + attn_output)
+
+        # Each token thinks over what it heard.
+        ffn_output = self.ffn(out1)
+        ffn_output = self.dropout2(ffn_output, training=training)
+        return self.layernorm2(out1 + ffn_output)
+
+
+class DecoderLayer(MaskedLayer):
+    """One station of the decoder (3.1): causal self-attention, attention over the
+    encoder's output, feed-forward.
+
+    Args and errors as for `EncoderLayer`.
+    """
+
+    def __init__(self, d_model, num_heads, d_ff, dropout_rate=0.1, **kwargs):
+        super().__init__(**kwargs)
+        check_dropout(dropout_rate)
+        self.mha = MultiHeadAttention(d_model, num_heads, name="mha")
+        self.cross_mha = MultiHeadAttention(d_model, num_heads, name="cross_mha")
+        self.ffn = feed_forward(d_model, d_ff)
+        self.layernorm1 = layer_norm("layernorm1")
+        self.layernorm2 = layer_norm("layernorm2")
+        self.layernorm3 = layer_norm("layernorm3")
+        self.dropout1 = keras.layers.Dropout(dropout_rate, name="dropout1")
+        self.dropout2 = keras.layers.Dropout(dropout_rate, name="dropout2")
+        self.dropout3 = keras.layers.Dropout(dropout_rate, name="dropout3")
+
+    def call(self, x, memory, cache=None, training=False, mask=None, memory_mask=None):
+        """One step of understanding of the target so far.
+
+        Args:
+            x: (B, T, D).
+            memory: (B, S, D) from the encoder, or the `Cache` that
+                `cross_mha.project_memory` made of it.
+            cache: `Cache` of this layer's earlier target positions, or None.
+            mask: who looks at whom in the target, broadcast to (B, H, T, T).
+            memory_mask: who looks at the source, broadcast to (B, H, T, S).
+
+        Returns:
+            x (B, T, D), and the cache with the new positions appended (None if None).
+        """
+        # Each token asks the target tokens before it.
+        attn_output = self.mha(
+            query=x, key=x, value=x, attention_mask=mask, cache=cache
+        )
+        if cache is not None:
+            attn_output, cache = attn_output
+        attn_output = self.dropout1(attn_output, training=training)
+        out1 = self.layernorm1(x + attn_output)
+
+        # Each token asks the source.
+        cross_output = self.cross_attention(out1, memory, memory_mask)
+        cross_output = self.dropout2(cross_output, training=training)
+        out2 = self.layernorm2(out1 + cross_output)
+
+        # Each token thinks over what it heard.
+        ffn_output = self.ffn(out2)
+        ffn_output = self.dropout3(ffn_output, training=training)
+        return self.layernorm3(out2 + ffn_output), cache
+
+    def cross_attention(self, x, memory, memory_mask):
+        if not isinstance(memory, tuple):
+            return self.cross_mha(
+                query=x, key=memory, value=memory, attention_mask=memory_mask
+            )
+        # The W hypotheses of one sentence stand side by side on the time axis, so that
+        # the projected source is shared by them and never copied per beam.
+        beams = ops.reshape(x, (ops.shape(memory.key)[0], -1, x.shape[-1]))
+        output, _ = self.cross_mha(
+            query=beams, attention_mask=memory_mask, cache=memory
+        )
+        return ops.reshape(output, ops.shape(x))
+
+
+class Stack(MaskedLayer):
+    """What encoder and decoder share: the way in (3.4, 3.5) and a row of stations."""
+
+    def __init__(
+        self, embedding, d_model, dropout_rate, positions, max_length, **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.d_model = d_model
+        self.embedding = embedding
+        self.dropout = keras.layers.Dropout(dropout_rate, name="dropout")
+        if positions == "learned":
+            self.pos_encoding = self.add_weight(
+                name="pos_encoding",
+                shape=(1, max_length, d_model),
+                initializer=keras.initializers.RandomNormal(stddev=d_model**-0.5),
+            )
+        else:
+            self.pos_encoding = positional_encoding(max_length, d_model)
+
+    def embed(self, x, training=False, first_position=0):
+        """(B, T) ids -> (B, T, D): embedding * sqrt(D) + position, then dropout."""
+        seq_len = ops.shape(x)[1]
+        x = self.embedding(x)
+        x *= self.d_model**0.5  # N(0, 1/D) entries become unit variance (3.4)
+        positions = ops.cast(self.pos_encoding, x.dtype)
+        x += positions[:, first_position : first_position + seq_len, :]
+        return self.dropout(x, training=training)
+
+
+class Encoder(Stack):
+    """The way up on the source side: embedding, positions, N stations (3.1).
+
+    Args:
+        embedding: the layer that turns ids into vectors; shared with the decoder.
+        num_layers: N.
+        d_model, num_heads, d_ff, dropout_rate: as for `EncoderLayer`.
+        positions: "sinusoidal" or "learned".
+        max_length: longest input in tokens.
+    """
+
+    def __init__(
+        self,
+        embedding,
+        num_layers,
+        d_model,
+        num_heads,
+        d_ff,
+        dropout_rate=0.1,
+        positions="sinusoidal",
+        max_length=256,
+        **kwargs,
+    ):
+        super().__init__(
+            embedding, d_model, dropout_rate, positions, max_length, **kwargs
+        )
+        self.enc_layers = [
+            EncoderLayer(d_model, num_heads, d_ff, dropout_rate, name=f"layer{i + 1}")
+            for i in range(num_layers)
+        ]
+
+    def call(self, x, training=False, mask=None):
+        """(B, S) ids -> (B, S, D); mask broadcast to (B, H, S, S)."""
+        x = self.embed(x, training)
+        for layer in self.enc_layers:
+            x = layer(x, training=training, mask=mask)
+        return x
+
+
+class Decoder(Stack):
+    """The way up on the target side; arguments as for `Encoder`."""
+
+    def __init__(
+        self,
+        embedding,
+        num_layers,
+        d_model,
+        num_heads,
+        d_ff,
+        dropout_rate=0.1,
+        positions="sinusoidal",
+        max_length=256,
+        **kwargs,
+    ):
+        super().__init__(
+            embedding, d_model, dropout_rate, positions, max_length, **kwargs
+        )
+        self.dec_layers = [
+            DecoderLayer(d_model, num_heads, d_ff, dropout_rate, name=f"layer{i + 1}")
+            for i in range(num_layers)
+        ]
+
+    def call(self, x, memory, cache=None, training=False, mask=None, memory_mask=None):
+        """(B, T) ids -> (B, T, D) and the new caches.
+
+        Args:
+            memory: the encoder's output (B, S, D), or a list with each layer's
+                projection of it.
+            cache: None, or a list with each layer's `Cache`; x then holds the positions
+                that follow those in the cache.
+        """
+        first_position = 0 if cache is None else ops.shape(cache[0].key)[2]
+        x = self.embed(x, training, first_position)
+        new_cache = []
+        for i, layer in enumerate(self.dec_layers):
+            x, layer_cache = layer(
+                x,
+                memory[i] if isinstance(memory, list) else memory,
+                cache=None if cache is None else cache[i],
+                training=training,
+                mask=mask,
+                memory_mask=memory_mask,
+            )
+            new_cache.append(layer_cache)
+        return x, None if cache is None else new_cache
