@@ -1,0 +1,129 @@
+"""What is the mountain: encoder, decoder, and the one matrix that both share.
+
+Paper, sections 3.1 and 3.4. Masks are made here, once, and handed down.
+"""
+
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from transformer_tf.attention import Cache, causal_mask, padding_mask
+from transformer_tf.layers import Decoder, Encoder
+
+
+class DecoderCache(NamedTuple):
+    """What decoding token by token need not compute again."""
+
+    memory: list  # per layer a Cache (B, H, S, K): the source, projected once
+    target: list  # per layer a Cache (N, H, T, K): grows by what each call reads
+
+
+class Transformer(keras.Model):
+    """The encoder-decoder Transformer (paper, Figure 1).
+
+    One matrix is source embedding, target embedding and, transposed, the last
+    projection (3.4). Its rows are padded to a multiple of 8, which matrix units like;
+    the rows beyond `vocab_size` are never read and must never be chosen.
+
+    Args:
+        vocab_size: pieces of the joint vocabulary.
+        num_layers: N stations on each side.
+        d_model, num_heads, d_ff, dropout_rate: as for `EncoderLayer`.
+        positions: "sinusoidal" (3.5) or "learned" (Table 3, row E).
+        max_length: longest source or target in tokens.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_layers: int,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        dropout_rate: float = 0.1,
+        positions: str = "sinusoidal",
+        max_length: int = 256,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.vocab_size = vocab_size
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self.embedding = keras.layers.Embedding(
+            -(-vocab_size // 8) * 8,
+            d_model,
+            embeddings_initializer=keras.initializers.RandomNormal(
+                stddev=d_model**-0.5
+            ),
+            name="embedding",
+        )
+        sizes = dict(
+            num_layers=num_layers,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            dropout_rate=dropout_rate,
+            positions=positions,
+            max_length=max_length,
+        )
+        self.encoder = Encoder(self.embedding, name="encoder", **sizes)
+        self.decoder = Decoder(self.embedding, name="decoder", **sizes)
+
+    def call(self, inputs, training=False):
+        """Teacher forcing: (source (B, S), target (B, T)) -> logits (B, T, V)."""
+        source, target = inputs
+        memory, source_mask = self.encode(source, training=training)
+        return self.decode(target, memory, source_mask, training=training)
+
+    def encode(self, source, training=False):
+        """(B, S) ids -> memory (B, S, D) and its mask (B, 1, 1, S)."""
+        source_mask = padding_mask(source)
+        memory = self.encoder(source, training=training, mask=source_mask)
+        return memory, source_mask
+
+    def decode(self, target, memory, source_mask, training=False, cache=None):
+        """Logits of the token that follows each target token.
+
+        Args:
+            target: (B, T) ids. With a cache: (N, 1), the newest token of each of the
+                N = B * W hypotheses, those of one sentence side by side.
+            memory: (B, S, D) from `encode`; with a cache it is not read again.
+            source_mask: (B, 1, 1, S) from `encode`.
+            cache: `DecoderCache` from `init_cache` or from the call before.
+
+        Returns:
+            Logits (B, T, V) in float32; with a cache also the new cache.
+        """
+        # Padding of the target needs no mask: it comes last, and nobody looks ahead.
+        if cache is None:
+            x, _ = self.decoder(
+                target,
+                memory,
+                training=training,
+                mask=causal_mask(ops.shape(target)[1]),
+                memory_mask=source_mask,
+            )
+            return self.logits(x)
+        x, target_cache = self.decoder(
+            target, cache.memory, cache=cache.target, memory_mask=source_mask
+        )
+        return self.logits(x), DecoderCache(cache.memory, target_cache)
+
+    def logits(self, x):
+        """(B, T, D) -> (B, T, V) float32: how well each piece fits (3.4)."""
+        kernel = ops.cast(self.embedding.embeddings, x.dtype)
+        return ops.cast(ops.matmul(x, ops.transpose(kernel)), "float32")
+
+    def init_cache(self, memory, rows) -> DecoderCache:
+        """The cache before the first token.
+
+        Args:
+            memory: (B, S, D) from `encode`.
+            rows: N, the number of hypotheses decoded side by side, a multiple of B.
+        """
+        layers = self.decoder.dec_layers
+        projected = [layer.cross_mha.project_memory(memory) for layer in layers]
+        heads, width = projected[0].key.shape[1], projected[0].key.shape[3]
+        empty = ops.zeros((rows, heads, 0, width), dtype=projected[0].key.dtype)
+        return DecoderCache(projected, [Cache(empty, empty) for _ in layers])
