@@ -92,6 +92,9 @@ class MultiHeadAttention(keras.layers.Layer):
         check_heads(d_model, num_heads)
         self.d_model = d_model
         self.num_heads = num_heads
+
+    def build(self, query_shape):
+        d_model = self.d_model
         self.qkv_kernel = self.add_weight(
             name="qkv_kernel",
             shape=(d_model, 3 * d_model),
@@ -201,6 +204,7 @@ def _append(cache: Cache, key, value) -> Cache:
 
 def _three_glorot_kernels(shape, dtype=None):
     """Glorot for each of the three kernels; for the joined one it would be less."""
-    initializer = keras.initializers.GlorotUniform()
-    parts = [initializer((shape[0], shape[1] // 3), dtype) for _ in range(3)]
+    size = (shape[0], shape[1] // 3)
+    # One initializer called three times would give the same numbers three times.
+    parts = [keras.initializers.GlorotUniform()(size, dtype) for _ in range(3)]
     return ops.concatenate(parts, axis=1)

@@ -4,7 +4,6 @@ One name for field = flag = key of the configuration file. Values are checked he
 that a wrong one is refused before anything is allocated.
 """
 
-import dataclasses
 from dataclasses import dataclass, field
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
@@ -185,8 +184,3 @@ PRESETS = {
         dict(max_steps=300_000, keep_checkpoints=20, average_checkpoints=20),
     ),
 }
-
-
-def model_arguments(config: ModelConfig) -> dict:
-    """The keyword arguments that `Transformer` takes, from its configuration."""
-    return dataclasses.asdict(config)

@@ -3,12 +3,15 @@
 Paper, sections 3.1 and 3.4. Masks are made here, once, and handed down.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from transformer_tf.attention import Cache, causal_mask, padding_mask
+from transformer_tf.config import ModelConfig
 from transformer_tf.layers import Decoder, Encoder
 
 
@@ -127,3 +130,11 @@ class Transformer(keras.Model):
         heads, width = projected[0].key.shape[1], projected[0].key.shape[3]
         empty = ops.zeros((rows, heads, 0, width), dtype=projected[0].key.dtype)
         return DecoderCache(projected, [Cache(empty, empty) for _ in layers])
+
+
+def build_transformer(config: ModelConfig) -> Transformer:
+    """A model of that size with all its variables, in the current Keras policy."""
+    model = Transformer(**dataclasses.asdict(config))
+    tokens = np.ones((1, 2), np.int32)
+    model((tokens, tokens))
+    return model

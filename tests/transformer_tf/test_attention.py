@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+
 from transformer_tf.attention import (
     Cache,
     MultiHeadAttention,
@@ -118,6 +119,7 @@ def mask():
 @pytest.fixture
 def mha():
     layer = MultiHeadAttention(D_MODEL, NUM_HEADS)
+    layer.build((None, None, D_MODEL))
     for weight in layer.weights:  # biases that are not zero
         weight.assign(keras.random.normal(weight.shape, stddev=0.3))
     return layer
@@ -189,9 +191,12 @@ def test_projected_memory_gives_what_the_memory_gives(mha, tensors, mask):
 
 def test_each_projection_starts_with_the_spread_of_its_own_glorot(mha):
     layer = MultiHeadAttention(128, 4)
+    layer.build((None, None, 128))
     limit = (6 / (128 + 128)) ** 0.5
-    for kernel in np.split(layer.qkv_kernel.numpy(), 3, axis=1):
+    kernels = np.split(layer.qkv_kernel.numpy(), 3, axis=1)
+    for kernel, other in zip(kernels, [*kernels[1:], kernels[0]], strict=True):
         assert np.abs(kernel).max() == pytest.approx(limit, rel=0.01)
+        assert abs(np.corrcoef(kernel.ravel(), other.ravel())[0, 1]) < 0.05
 
 
 def test_heads_must_divide_the_width():

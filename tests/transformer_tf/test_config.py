@@ -1,4 +1,5 @@
 import pytest
+
 from transformer_tf.config import (
     PRESETS,
     DecodingConfig,

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+
 from transformer_tf.attention import causal_mask
 from transformer_tf.layers import (
     DecoderLayer,

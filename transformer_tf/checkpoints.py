@@ -1,0 +1,117 @@
+"""What survives a crash: the state of a run, whole or not at all.
+
+A checkpoint holds weights, optimizer, counters and the states that dropout draws from;
+the position in the data is the number of finished updates, so the same command goes on
+where the last checkpoint was made. Paper, section 6.1, for the averaging.
+"""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from transformer_tf.training import Trainer
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written or read; the message names the path."""
+
+    exit_code = 5
+
+
+class Checkpoints:
+    """The numbered checkpoints of a run directory, the newest `keep` of them.
+
+    Args:
+        directory: where they lie.
+        trainer: whose state they hold.
+        keep: how many stay on disk.
+    """
+
+    def __init__(self, directory: Path, trainer: Trainer, keep: int):
+        self.trainer = trainer
+        self.checkpoint = tf.train.Checkpoint(
+            weights=_named_weights(trainer.model),
+            optimizer=trainer.optimizer,
+            counters=trainer.counters,
+            dropout=trainer.dropout_states(),
+        )
+        self.manager = tf.train.CheckpointManager(
+            self.checkpoint, str(directory), max_to_keep=keep
+        )
+
+    @property
+    def paths(self) -> list[str]:
+        """Oldest first."""
+        return list(self.manager.checkpoints)
+
+    def save(self) -> None:
+        """Writes the current state, then removes what is older than the newest `keep`.
+
+        Raises:
+            CheckpointError: the disk is full, the directory not writable, …
+        """
+        try:
+            self.manager.save(checkpoint_number=self.trainer.step)
+        except (tf.errors.OpError, OSError) as error:
+            raise CheckpointError(
+                f"cannot write a checkpoint to {self.manager.directory}: "
+                f"{_first_line(error)}; make room or name another --output_dir"
+            ) from error
+
+    def restore(self) -> bool:
+        """Takes up the newest checkpoint; False if there is none.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model.
+        """
+        if self.manager.latest_checkpoint is None:
+            return False
+        self._read(self.checkpoint, self.manager.latest_checkpoint)
+        return True
+
+    def load_average(self, model: keras.Model, last: int) -> int:
+        """Sets the model's weights to the mean over the newest `last` checkpoints.
+
+        Returns:
+            How many there were to average.
+        """
+        paths = self.paths[-last:]
+        reader = tf.train.Checkpoint(weights=_named_weights(model))
+        total = [np.zeros(w.shape, np.float64) for w in model.weights]
+        for path in paths:
+            self._read(reader, path)
+            for mean, weight in zip(total, model.weights, strict=True):
+                mean += weight.numpy() / len(paths)
+        for mean, weight in zip(total, model.weights, strict=True):
+            weight.assign(mean.astype(np.float32))
+        return len(paths)
+
+    @staticmethod
+    def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
+        try:
+            status = checkpoint.restore(path)
+            status.assert_existing_objects_matched()
+            status.expect_partial()
+        except (tf.errors.OpError, AssertionError, ValueError, IndexError) as error:
+            raise CheckpointError(
+                f"cannot read the checkpoint {path}: {_first_line(error)}; "
+                "remove it to go on from the one before, or start again with --fresh"
+            ) from error
+
+
+def _named_weights(model: keras.Model) -> dict[str, tf.Variable]:
+    """Every weight by the names of its layers, as encoder-layer1-mha-qkv_kernel.
+
+    `tf.train.Checkpoint(model=model)` would pass over layers that Keras 3 keeps in
+    lists, and not say so.
+    """
+    names = [weight.path.split("/", 1)[1].replace("/", "-") for weight in model.weights]
+    named = dict(zip(names, (weight.value for weight in model.weights), strict=True))
+    assert len(named) == len(model.weights), "two weights share a name"
+    return named
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "message", error)).strip().split("\n")[0][:300]
