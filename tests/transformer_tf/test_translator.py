@@ -44,11 +44,6 @@ AWKWARD = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fixed_seed():
-    """Instead of the common one: seeding drops the ops of a tokenizer made before."""
-
-
 @pytest.fixture(scope="module")
 def phrase_book():
     """(model, tokenizer, translator): the phrases learned in three seconds."""

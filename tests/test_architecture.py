@@ -1,0 +1,100 @@
+"""The house of the README holds: who may import whom, and what stays small."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Top to bottom: a module imports only from modules above it in its own package.
+FLOORS = {
+    "data_pipeline": [
+        "errors",
+        "splits",
+        "tatoeba_ja_en",
+        "sources",
+        "corpus",
+        "tokenizer",
+        "encoded",
+        "batches",
+    ],
+    "transformer_tf": [
+        "config",
+        "run_directory",
+        "attention",
+        "layers",
+        "model",
+        "training",
+        "checkpoints",
+        "decoding",
+        "translator",
+        "scores",
+    ],
+}
+MODULES = [(package, name) for package, names in FLOORS.items() for name in names]
+PACKAGES = [path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()]
+
+
+def files_of(package, name):
+    folder = ROOT / package / name
+    return (
+        sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    )
+
+
+def imports_of(path):
+    """Dotted names that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_module_has_its_floor(package):
+    found = {
+        path.stem
+        for path in (ROOT / package).iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found - {"__init__"} == set(FLOORS[package])
+
+
+@pytest.mark.parametrize(("package", "name"), MODULES)
+def test_a_module_imports_only_from_above(package, name):
+    floors = FLOORS[package]
+    above = floors[: floors.index(name)]
+    for path in files_of(package, name):
+        for imported in imports_of(path):
+            first, *rest = imported.split(".")
+            if first == package and rest and rest[0] in floors:
+                assert rest[0] in [*above, name], f"{path} imports {imported}"
+
+
+def test_the_two_packages_do_not_know_each_other():
+    for package, other in (PACKAGES, PACKAGES[::-1]):
+        for path in (ROOT / package).rglob("*.py"):
+            for imported in imports_of(path):
+                assert imported.split(".")[0] != other, f"{path} imports {imported}"
+
+
+def test_translating_imports_nothing_of_the_data_side():
+    imported = set(imports_of(ROOT / "translate.py"))
+    assert not any(name.startswith("data_pipeline") for name in imported)
+
+
+@pytest.mark.parametrize(("package", "name"), MODULES)
+def test_no_room_is_crowded(package, name):
+    for path in files_of(package, name):
+        assert len(path.read_text("utf-8").splitlines()) <= 350, path
+
+
+@pytest.mark.parametrize(("package", "name"), MODULES)
+def test_every_module_says_what_it_answers(package, name):
+    for path in files_of(package, name):
+        if path.name != "__init__.py" or package == path.parent.name:
+            assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path

@@ -1,0 +1,415 @@
+"""Trains a translator: `python train.py`, and the same command again goes on.
+
+Here text and model meet: corpus -> vocabulary -> ids -> batches -> updates -> average
+of the last checkpoints -> SavedModel -> score on the test set.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from data_pipeline.corpus import Corpus, DataConfig, open_corpus
+from transformer_tf.config import (
+    PRESETS,
+    ConfigError,
+    DecodingConfig,
+    ModelConfig,
+    TrainingConfig,
+)
+from transformer_tf.run_directory import RunDirectory, write_text
+
+if TYPE_CHECKING:
+    from data_pipeline.encoded import EncodedPairs
+    from data_pipeline.tokenizer import Tokenizer
+    from transformer_tf.model import Transformer
+    from transformer_tf.training import Progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """All that a run is made of."""
+
+    output_dir: Path
+    fresh: bool
+    model: ModelConfig
+    training: TrainingConfig
+    decoding: DecodingConfig
+    data: DataConfig
+
+    def fields(self) -> dict:
+        """Every setting by its flag's name."""
+        groups = (self.data, self.model, self.training, self.decoding)
+        return {k: v for group in groups for k, v in dataclasses.asdict(group).items()}
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """Flags win over the file, the file wins over the preset."""
+    from simple_parsing import ArgumentParser
+
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_run_flags(early)
+    run, _ = early.parse_known_args(argv)
+    preset = PRESETS[run.preset]
+    groups = {
+        "data": DataConfig(),
+        "model": preset.model,
+        "training": preset.training,
+        "decoding": DecodingConfig(),
+    }
+    if run.config_path is not None:
+        groups = _with_file(groups, run.config_path)
+    parser = ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_run_flags(parser)
+    for name, default in groups.items():
+        parser.add_arguments(type(default), dest=name, default=default)
+    parsed = parser.parse_args(argv)
+    return Options(
+        Path(run.output_dir),
+        run.fresh,
+        **{name: getattr(parsed, name) for name in groups},
+    )
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset",
+        choices=PRESETS,
+        default="small",
+        help="size and recipe to start from",
+    )
+    parser.add_argument(
+        "--output_dir", default="runs/ja_en", help="where the run lives and goes on"
+    )
+    parser.add_argument("--config_path", help="YAML file of any of the fields below")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="remove the run that is there and start anew",
+    )
+
+
+def _with_file(groups: dict, path: str) -> dict:
+    """Replaces the fields that a YAML file sets."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            settings = yaml.safe_load(file) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"cannot read --config_path {path}: {_one_line(error)}"
+        ) from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path} is no list of `field: value` lines")
+    for key, value in settings.items():
+        for name, group in groups.items():
+            if hasattr(group, str(key)):
+                groups[name] = _replace(group, key, value, path)
+                break
+        else:
+            raise ConfigError(
+                f"{path} sets {key!r}, which is no field; see `python train.py --help`"
+            )
+    return groups
+
+
+def _replace(group, key: str, value, path: str):
+    old = getattr(group, key)
+    if old is not None and value is not None:
+        try:
+            value = type(old)(value)  # YAML reads 1e-4 as text
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{path} sets {key} to {value!r}, expected {type(old).__name__}"
+            ) from None
+    return dataclasses.replace(group, **{key: value})
+
+
+class Interrupt:
+    """Remembers SIGINT and SIGTERM, so that the update ends and is saved."""
+
+    def __init__(self):
+        self.signal = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    def _take(self, number, frame) -> None:
+        if self.signal:  # asked twice: at once, nothing saved
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal = number
+        log(f"{signal.Signals(number).name}: stopping after this update")
+
+
+def log(message: str) -> None:
+    print(message, flush=True)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 done, 2 configuration, 3 data, 4 diverged, 5 disk."""
+    try:
+        options = parse_options(argv)
+        run = RunDirectory(options.output_dir, options.fields(), options.fresh)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        return train(options, run)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        if not hasattr(error, "exit_code"):
+            raise
+        print(f"train.py: {_one_line(error)}", file=sys.stderr)
+        return error.exit_code
+
+
+def train(options: Options, run: RunDirectory) -> int:
+    """From the corpus to the export; returns the exit code."""
+    corpus = open_corpus(options.data)
+    log(f"corpus: {corpus.description}")
+    session = Session(options, run, corpus)
+    interrupt = Interrupt()
+    session.train(lambda: interrupt.signal > 0)
+    session.export()
+    if interrupt.signal:
+        log(f"stopped after update {session.trainer.step}; the same command goes on")
+        return 128 + interrupt.signal
+    session.test()
+    return 0
+
+
+class Session:
+    """One sitting of a run: everything that is open while it trains."""
+
+    def __init__(self, options: Options, run: RunDirectory, corpus: Corpus):
+        import keras
+
+        from data_pipeline.batches import Batches
+        from transformer_tf.checkpoints import Checkpoints
+        from transformer_tf.training import Trainer, choose_precision
+        from transformer_tf.translator import Translator
+
+        training = options.training
+        self.options, self.run, self.corpus = options, run, corpus
+        keras.utils.set_random_seed(training.seed)
+        self.tokenizer = self._vocabulary()
+        sizes = dict(
+            batch_tokens=training.batch_tokens // training.accumulation,
+            seed=training.seed,
+        )
+        self.batches = Batches(self._encode("train"), **sizes)
+        self.validation = Batches(self._encode("validation"), **sizes)
+        self.precision = choose_precision(training.precision)
+        self.model = self._model(self.precision)
+        self.trainer = Trainer(self.model, training, options.model.d_model)
+        self.checkpoints = Checkpoints(
+            run.checkpoints, self.trainer, training.keep_checkpoints
+        )
+        self.translator = Translator(self.model, self.tokenizer, options.decoding)
+        self._describe()
+
+    def train(self, should_stop: Callable[[], bool]) -> None:
+        """Goes on from the newest checkpoint, or begins."""
+        import tensorflow as tf
+
+        trainer = self.trainer
+        if self.checkpoints.restore():
+            log(f"going on after update {trainer.step}")
+        self.run.metrics.rewind(trainer.step)
+        self.sample = list(
+            itertools.islice(
+                self.corpus.validation, self.options.training.validation_sentences
+            )
+        )
+        self.board = tf.summary.create_file_writer(str(self.run.log))
+        start = trainer.step * self.options.training.accumulation
+        trainer.train(
+            self.batches.dataset(start),
+            should_stop=should_stop,
+            report=self._report,
+            checkpoint=self.checkpoints.save,
+            validate=self._validate,
+        )
+        self.board.close()
+
+    def export(self) -> None:
+        """Averages the last checkpoints (6.1) and saves the translator."""
+        from transformer_tf.translator import Translator
+
+        model = self._model("float32")
+        count = self.checkpoints.load_average(
+            model, self.options.training.average_checkpoints
+        )
+        Translator(model, self.tokenizer, self.options.decoding).save(self.run.export)
+        log(f"saved {self.run.export}: the average of {count} checkpoints")
+
+    def test(self) -> None:
+        """Scores what was exported, on the test pairs; kept for a second look."""
+        from transformer_tf.scores import score
+        from transformer_tf.translator import load
+
+        pairs = list(self.corpus.test)
+        if not pairs:
+            return log("no test pairs: nothing scored")
+        source, reference = map(list, zip(*pairs, strict=True))
+        translations = best_translations(load(self.run.export), source)
+        self.run.test.mkdir(exist_ok=True)
+        texts = {"source": source, "reference": reference, "translation": translations}
+        for name, lines in texts.items():
+            write_text(self.run.test / f"{name}.txt", "\n".join(lines) + "\n")
+        scores = score(translations, reference, self.options.data.target_lang)
+        log(f"test, {len(source):,} sentences: {scores}")
+        self.run.note(test={"sentences": len(source), **scores._asdict()})
+
+    def _vocabulary(self) -> "Tokenizer":
+        """The vocabulary of the run, learnt from the training pairs if it is new."""
+        from data_pipeline.tokenizer import Tokenizer, train_vocabulary
+
+        path = self.run.vocabulary
+        if not path.exists():
+            sentences = itertools.chain.from_iterable(self.corpus.train)
+            log("learning the vocabulary")
+            Tokenizer(train_vocabulary(sentences, self.options.model.vocab_size)).save(
+                path
+            )
+        return Tokenizer.load(path)
+
+    def _encode(self, split: str) -> "EncodedPairs":
+        from data_pipeline.encoded import encode_pairs
+
+        pairs = getattr(self.corpus, split)
+        max_length = self.options.model.max_length
+        encoded = encode_pairs(
+            pairs, self.tokenizer, self.run.ids, max_length, report=log
+        )
+        counts = ", ".join(f"{n:,} {why}" for why, n in encoded.counts.items() if n)
+        log(f"{split} pairs: {counts}")
+        return encoded
+
+    def _model(self, precision: str) -> "Transformer":
+        """A model with all its variables."""
+        import keras
+
+        from transformer_tf.model import build_transformer
+
+        policy = "float32" if precision == "float32" else f"mixed_{precision}"
+        keras.config.set_dtype_policy(policy)
+        sizes = dataclasses.replace(
+            self.options.model, vocab_size=self.tokenizer.vocab_size
+        )
+        return build_transformer(sizes)
+
+    def _describe(self) -> None:
+        """Says once what the run is made of, and keeps it in run.json."""
+        import keras
+        import tensorflow as tf
+
+        devices = tf.config.list_physical_devices("GPU") or ["CPU"]
+        facts = {
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "devices": [getattr(d, "name", d) for d in devices],
+            "precision": self.precision,
+            "xla": self.options.training.xla,
+            "seed": self.options.training.seed,
+            "parameters": self.model.count_params(),
+            "vocabulary": self.tokenizer.vocab_size,
+            "vocabulary_sha256": self.tokenizer.fingerprint,
+            "corpus": self.corpus.description,
+            "corpus_fingerprint": self.corpus.fingerprint,
+            "pairs": self.batches.encoded.counts,
+            "shapes": len(self.batches.buckets),
+            "padding": round(self.batches.padding_share, 3),
+            "updates_per_epoch": round(
+                self.batches.steps_per_epoch / self.options.training.accumulation, 1
+            ),
+            "target_tokens_per_update": round(
+                self.batches.mean_target_tokens * self.options.training.accumulation
+            ),
+        }
+        self.run.note(**facts)
+        for name, value in facts.items():
+            log(f"{name}: {value}")
+
+    def _report(self, progress: "Progress") -> None:
+        """A line of the log, or the bar on a terminal; and TensorBoard."""
+        import tensorflow as tf
+
+        self.progress = progress
+        left = self._seconds_left(progress)
+        values = {
+            "loss": progress.loss,
+            "learning_rate": progress.learning_rate,
+            "tokens_per_second": progress.tokens_per_second,
+        }
+        with self.board.as_default(step=progress.step):
+            for name, value in values.items():
+                tf.summary.scalar(f"train/{name}", value)
+        log(
+            f"update {progress.step:,} loss {progress.loss:.3f} "
+            f"rate {progress.learning_rate:.2e} "
+            f"{progress.tokens_per_second:,.0f} target tokens/s "
+            f"{datetime.timedelta(seconds=round(left))} left"
+        )
+
+    def _seconds_left(self, progress: "Progress") -> float:
+        training = self.options.training
+        left = (training.max_steps - progress.step) * progress.seconds_per_update
+        if training.max_minutes:
+            left = min(left, training.max_minutes * 60 - progress.seconds)
+        return max(left, 0)
+
+    def _validate(self) -> bool:
+        """Loss, and scores of a greedy sample; True when patience has run out."""
+        import tensorflow as tf
+
+        from transformer_tf.scores import score
+
+        loss = self.trainer.validation_loss(self.validation.dataset(epochs=1))
+        values = {"loss": loss, "bleu": float("nan"), "chrf": float("nan")}
+        line = f"validation after update {self.trainer.step:,}: loss {loss:.3f}"
+        if self.sample:
+            source, reference = map(list, zip(*self.sample, strict=True))
+            translations = best_translations(self.translator, source, beam_size=1)
+            scores = score(translations, reference, self.options.data.target_lang)
+            values |= {"bleu": scores.bleu, "chrf": scores.chrf}
+            line += f", greedy on {len(source)} sentences {scores}"
+            line += f"\n  {source[0]} -> {translations[0]} ({reference[0]})"
+        log(line)
+        with self.board.as_default(step=self.trainer.step):
+            for name, value in values.items():
+                tf.summary.scalar(f"validation/{name}", value)
+        progress = self.progress
+        self.run.metrics.add(
+            self.trainer.step,
+            progress.seconds / 60,
+            progress.learning_rate,
+            progress.loss,
+            *values.values(),
+        )
+        return self.trainer.note_validation(loss)
+
+
+def best_translations(translator, lines: Sequence[str], **options) -> list[str]:
+    from transformer_tf.translator import translate_lines
+
+    sentences = translate_lines(translator, [x.encode() for x in lines], **options)
+    return [sentence.nbest[0][0].decode(errors="replace") for sentence in sentences]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

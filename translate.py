@@ -1,0 +1,345 @@
+"""Translates with a trained model: `python translate.py "明日は天気"`.
+
+Text in, text out, as bytes from end to end: UTF-8 whatever the locale, one line out for
+each line in. The work is done by the SavedModel that `train.py` wrote.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from transformer_tf.config import ConfigError, DecodingConfig
+
+if TYPE_CHECKING:
+    from transformer_tf.translator import Sentence
+
+# Where to look for a model when none is named, in this order.
+DEFAULT_MODELS = ("runs/ja_en",)
+
+# Lines are read, translated and written a window at a time, so that memory does not
+# depend on the size of the input.
+WINDOW_LINES = 2048
+
+DESCRIPTION = """\
+Translates lines of text. Only translations go to standard output, one line for each
+line in, in the same order; an empty line gives an empty line."""
+
+FORMATS = """\
+output formats:
+  (none)       TRANSLATION
+  --scores     SCORE <tab> TRANSLATION
+  --nbest N    NUMBER ||| TRANSLATION ||| SCORE, best first, up to N lines for each line
+               in, which are numbered from 0 (the format of Moses)
+  --json       {"source": ..., "translation": ..., "score": ..., "truncated": ...}, and
+               with --nbest also "nbest": [{"translation": ..., "score": ...}, ...]
+A score is log p / ((5 + length) / 6)^length_penalty; nearer to 0 is surer.
+
+What is not given is as the model was exported: beam size 4, length penalty 0.6 and 50
+extra tokens unless train.py was told otherwise.
+
+exit codes: 0 done, 2 wrong use or no model, 5 a damaged model or a full disk"""
+
+
+class CommandError(Exception):
+    """What stops the command, in one line."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line instead of the whole usage."""
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="translate.py",
+        description=DESCRIPTION,
+        epilog=FORMATS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("text", nargs="*", metavar="TEXT", help="what to translate (else: --input)")
+    add("--input", metavar="FILE", help="lines to translate (else: standard input)")
+    add("--output", metavar="FILE", help="where to write (else: standard output)")
+    add(
+        "--model",
+        metavar="RUN_OR_EXPORT",
+        help="directory that train.py wrote, or an export in it "
+        f"(default: {DEFAULT_MODELS[0]})",
+    )
+    add(
+        "--beam_size", type=int, metavar="N", help="hypotheses side by side, 1 = greedy"
+    )
+    add("--length_penalty", type=float, metavar="ALPHA", help="more = longer")
+    add("--extra_length", type=int, metavar="N", help="most tokens beyond the source's")
+    add("--nbest", type=int, metavar="N", help="print the N best translations")
+    add("--scores", action="store_true", help="print the score of each translation")
+    add("--json", action="store_true", help="print a JSON object for each line")
+    add("--reference", metavar="FILE", help="report BLEU and chrF against these lines")
+    add("--target_lang", default="en", metavar="LANG", help="for BLEU (default: en)")
+    return parser
+
+
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Checks what can be checked without a model."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.text and options.input:
+        parser.error("TEXT and --input exclude each other, expected one of them")
+    if options.nbest is not None and options.beam_size is None:
+        options.beam_size = min(max(options.nbest, DecodingConfig.beam_size), 8)
+    try:
+        DecodingConfig(**decoding_options(options))
+    except ConfigError as error:
+        parser.error(f"--{error}")
+    if options.nbest is not None and not 1 <= options.nbest <= options.beam_size:
+        parser.error(
+            f"--nbest is {options.nbest}, expected 1 to {options.beam_size}, "
+            "the beam size"
+        )
+    return options
+
+
+def decoding_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What the user asked for; the export knows the rest."""
+    names = ("beam_size", "length_penalty", "extra_length")
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def find_export(model: str | None) -> Path:
+    """The SavedModel of a run directory, of its `export/`, or the directory itself."""
+    for place in [model] if model else DEFAULT_MODELS:
+        path = Path(place)
+        numbers = [*path.glob("[0-9]*"), *path.glob("export/[0-9]*")]
+        versions = [version for version in numbers if version.name.isdecimal()]
+        newest_first = sorted(versions, key=lambda v: int(v.name), reverse=True)
+        for export in [path, *newest_first]:
+            if (export / "saved_model.pb").is_file():
+                return export
+    raise CommandError(
+        f"no model in {place}, expected the directory of a finished run: "
+        "run `python train.py` first, or name one with --model"
+    )
+
+
+# --- Reading and writing ----------------------------------------------------------
+
+
+def open_file(path: str, mode: str) -> BinaryIO:
+    try:
+        return open(path, mode)
+    except OSError as error:
+        action = "read" if mode == "rb" else "write"
+        raise CommandError(f"cannot {action} {path}: {error.strerror}") from error
+
+
+def standard(stream: TextIO | None) -> BinaryIO:
+    if stream is None:
+        raise CommandError("standard input or output is closed, expected an open one")
+    return stream.buffer
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines end at a line feed and nowhere else."""
+    for line in file:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def windows(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    lines = iter(lines)
+    while window := list(itertools.islice(lines, size)):
+        yield window
+
+
+def render(sentence: "Sentence", number: int, options: argparse.Namespace) -> bytes:
+    """What is printed for one line of input, line feeds included."""
+    translation, score = sentence.nbest[0]
+    if options.json:
+        record = as_json(sentence, options)
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    if options.nbest:
+        return b"".join(
+            b"%d ||| %s ||| %.4f\n" % (number, translation, score)
+            for translation, score in sentence.nbest
+        )
+    if options.scores:
+        return b"%.4f\t%s\n" % (score, translation)
+    return translation + b"\n"
+
+
+def as_json(sentence: "Sentence", options: argparse.Namespace) -> dict[str, Any]:
+    nbest = [
+        {"translation": translation.decode(errors="replace"), "score": round(score, 4)}
+        for translation, score in sentence.nbest
+    ]
+    record = {
+        "source": sentence.source.decode(errors="replace"),
+        **nbest[0],
+        "truncated": sentence.truncated,
+    }
+    return {**record, "nbest": nbest} if options.nbest else record
+
+
+# --- Translating ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Keeps TensorFlow's greetings from standard error.
+
+    They are written to the file descriptor by C++ before any setting can stop them.
+    Errors are not lost: they are exceptions.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def load_model(export: Path) -> Any:
+    with silence():
+        # Not before, since it takes seconds: a mistake is answered at once.
+        try:
+            from transformer_tf.translator import load
+        except ImportError as error:
+            raise CommandError(
+                f"cannot import TensorFlow ({error}), run `pip install -e .`"
+            ) from error
+        return load(export)
+
+
+def translate_stream(
+    model: Any,
+    lines: Iterable[bytes],
+    output: BinaryIO,
+    options: argparse.Namespace,
+    window: int,
+) -> Iterator[bytes]:
+    """Writes the translation of each line; yields the best ones, for the scores."""
+    from transformer_tf.translator import translate_lines
+
+    number = 0
+    search = {**decoding_options(options), "nbest": options.nbest or 1}
+    for some in windows(lines, window):
+        for sentence in translate_lines(model, some, **search):
+            if sentence.truncated:
+                warn(
+                    f"line {number + 1} is longer than the model reads; its end is lost"
+                )
+            output.write(render(sentence, number, options))
+            number += 1
+            yield sentence.nbest[0][0]
+        output.flush()
+
+
+def report_scores(
+    translations: Sequence[bytes], references: Sequence[bytes], target_lang: str
+) -> None:
+    """Prints BLEU and chrF with their signatures on standard error."""
+    from transformer_tf.scores import score
+
+    if not translations and not references:
+        raise CommandError("there is nothing to score, expected lines to translate")
+    if len(translations) != len(references):
+        raise CommandError(
+            f"{len(translations)} translations but {len(references)} lines in the "
+            "--reference, expected one for each"
+        )
+    texts, targets = (
+        [line.decode(errors="replace") for line in side]
+        for side in (translations, references)
+    )
+    print(score(texts, targets, target_lang), file=sys.stderr)
+
+
+def warn(message: str) -> None:
+    print(f"translate.py: {message}", file=sys.stderr)
+
+
+# --- The command ------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> None:
+    export = find_export(options.model)
+    with contextlib.ExitStack() as files:
+        # All files are opened before the model: a mistake is answered at once.
+        window = WINDOW_LINES
+        if options.text:
+            lines: Iterable[bytes] = [os.fsencode(text) for text in options.text]
+        else:
+            if options.input:
+                source = files.enter_context(open_file(options.input, "rb"))
+            else:
+                source = standard(sys.stdin)
+                if source.isatty():
+                    window = 1  # somebody is waiting for the answer to each line
+            lines = read_lines(source)
+        references = None
+        if options.reference:
+            file = files.enter_context(open_file(options.reference, "rb"))
+            references = list(read_lines(file))
+        if options.output:
+            refuse_overwriting(options)
+            output = files.enter_context(open_file(options.output, "wb"))
+        else:
+            output = standard(sys.stdout)
+        model = load_model(export)
+        translations = translate_stream(model, lines, output, options, window)
+        if references is None:
+            for _ in translations:
+                pass
+        else:
+            report_scores(list(translations), references, options.target_lang)
+
+
+def refuse_overwriting(options: argparse.Namespace) -> None:
+    for name in ("input", "reference"):
+        path = getattr(options, name)
+        with contextlib.suppress(FileNotFoundError):
+            if path and os.path.samefile(path, options.output):
+                raise CommandError(
+                    f"--output is the file of --{name}, expected another"
+                )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = parse_options(argv)
+    try:
+        run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read has seen enough. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        exit_code = getattr(error, "exit_code", None)  # of our own: it says all
+        warn(str(error) if exit_code else f"cannot read or write: {error.strerror}")
+        return exit_code or 5
+    except (CommandError, ConfigError) as error:
+        warn(str(error))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
