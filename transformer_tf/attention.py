@@ -28,6 +28,19 @@ def causal_mask(length):
     return (position[None, :] <= position[:, None])[None, None]
 
 
+# The norm comes after the sum, so what the sub-layers add at the start drowns the token
+# itself. Projections that begin smaller than Glorot's let the model find out sooner
+# which source word a target word comes from (README, "Where we depart", has figures).
+PROJECTION_GAIN = 0.4
+
+
+def projection_initializer() -> keras.initializers.Initializer:
+    """Glorot-uniform times `PROJECTION_GAIN`, for every projection of a station."""
+    return keras.initializers.VarianceScaling(
+        scale=PROJECTION_GAIN**2, mode="fan_avg", distribution="uniform"
+    )
+
+
 class AttentionSteps(NamedTuple):
     """What scaled dot-product attention computed, step by step.
 
@@ -98,7 +111,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.qkv_kernel = self.add_weight(
             name="qkv_kernel",
             shape=(d_model, 3 * d_model),
-            initializer=_three_glorot_kernels,
+            initializer=_three_kernels,
         )
         self.qkv_bias = self.add_weight(
             name="qkv_bias", shape=(3 * d_model,), initializer="zeros"
@@ -106,7 +119,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.output_kernel = self.add_weight(
             name="output_kernel",
             shape=(d_model, d_model),
-            initializer="glorot_uniform",
+            initializer=projection_initializer(),
         )
         self.output_bias = self.add_weight(
             name="output_bias", shape=(d_model,), initializer="zeros"
@@ -202,9 +215,9 @@ def _append(cache: Cache, key, value) -> Cache:
     )
 
 
-def _three_glorot_kernels(shape, dtype=None):
-    """Glorot for each of the three kernels; for the joined one it would be less."""
+def _three_kernels(shape, dtype=None):
+    """Three kernels, each with the spread of its own shape, not of the joined one."""
     size = (shape[0], shape[1] // 3)
     # One initializer called three times would give the same numbers three times.
-    parts = [keras.initializers.GlorotUniform()(size, dtype) for _ in range(3)]
+    parts = [projection_initializer()(size, dtype) for _ in range(3)]
     return ops.concatenate(parts, axis=1)

@@ -163,7 +163,7 @@ PRESETS = {
             batch_tokens=2048,
             max_steps=40_000,
             warmup_steps=1000,
-            learning_rate_scale=0.5,
+            learning_rate_scale=0.75,
         ),
     ),
     # The paper's base model (Table 3): 12 hours on 8 P100 for 4.5 million pairs.

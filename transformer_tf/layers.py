@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from transformer_tf.attention import MultiHeadAttention
+from transformer_tf.attention import MultiHeadAttention, projection_initializer
 from transformer_tf.config import check_dropout
 
 LAYERNORM_EPSILON = 1e-6
@@ -30,13 +30,16 @@ def positional_encoding(length: int, d_model: int) -> np.ndarray:
 
 def feed_forward(d_model: int, d_ff: int) -> keras.Sequential:
     """max(0, x W1 + b1) W2 + b2, the same for every position (3.3)."""
-    return keras.Sequential(
-        [
-            keras.layers.Dense(d_ff, activation="relu", name="inner"),
-            keras.layers.Dense(d_model, name="outer"),
-        ],
-        name="ffn",
+    inner = keras.layers.Dense(
+        d_ff,
+        activation="relu",
+        kernel_initializer=projection_initializer(),
+        name="inner",
     )
+    outer = keras.layers.Dense(
+        d_model, kernel_initializer=projection_initializer(), name="outer"
+    )
+    return keras.Sequential([inner, outer], name="ffn")
 
 
 def layer_norm(name: str) -> keras.layers.LayerNormalization:

@@ -4,6 +4,7 @@ import pytest
 from keras import ops
 
 from transformer_tf.attention import (
+    PROJECTION_GAIN,
     Cache,
     MultiHeadAttention,
     causal_mask,
@@ -189,10 +190,10 @@ def test_projected_memory_gives_what_the_memory_gives(mha, tensors, mask):
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_each_projection_starts_with_the_spread_of_its_own_glorot(mha):
+def test_each_projection_starts_with_the_spread_of_its_own_shape():
     layer = MultiHeadAttention(128, 4)
     layer.build((None, None, 128))
-    limit = (6 / (128 + 128)) ** 0.5
+    limit = PROJECTION_GAIN * (6 / (128 + 128)) ** 0.5
     kernels = np.split(layer.qkv_kernel.numpy(), 3, axis=1)
     for kernel, other in zip(kernels, [*kernels[1:], kernels[0]], strict=True):
         assert np.abs(kernel).max() == pytest.approx(limit, rel=0.01)
