@@ -6,7 +6,6 @@ of the last checkpoints -> SavedModel -> score on the test set.
 
 import argparse
 import dataclasses
-import datetime
 import itertools
 import os
 import signal
@@ -16,23 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from data_pipeline.corpus import Corpus, DataConfig, open_corpus
 from transformer_tf.config import (
     PRESETS,
-    ConfigError,
     DecodingConfig,
     ModelConfig,
     TrainingConfig,
 )
-from transformer_tf.run_directory import RunDirectory, write_text
+from transformer_tf.flags import OneLineErrors, make_parser, settings_of, with_file
+from transformer_tf.run_directory import RunDirectory, log, write_text
 
 if TYPE_CHECKING:
     from data_pipeline.encoded import EncodedPairs
     from data_pipeline.tokenizer import Tokenizer
     from transformer_tf.model import Transformer
-    from transformer_tf.training import Progress
 
 
 @dataclass(frozen=True)
@@ -46,17 +42,18 @@ class Options:
     decoding: DecodingConfig
     data: DataConfig
 
-    def fields(self) -> dict:
+    def settings(self) -> dict:
         """Every setting by its flag's name."""
-        groups = (self.data, self.model, self.training, self.decoding)
-        return {k: v for group in groups for k, v in dataclasses.asdict(group).items()}
+        return settings_of([self.data, self.model, self.training, self.decoding])
+
+
+class EarlyParser(OneLineErrors, argparse.ArgumentParser):
+    """Reads the flags that decide what the defaults of the others are."""
 
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """Flags win over the file, the file wins over the preset."""
-    from simple_parsing import ArgumentParser
-
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early = EarlyParser(prog="train.py", add_help=False, allow_abbrev=False)
     _add_run_flags(early)
     run, _ = early.parse_known_args(argv)
     preset = PRESETS[run.preset]
@@ -67,21 +64,12 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         "decoding": DecodingConfig(),
     }
     if run.config_path is not None:
-        groups = _with_file(groups, run.config_path)
-    parser = ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+        groups = with_file(groups, run.config_path)
+    parser = make_parser(__doc__, groups)
     _add_run_flags(parser)
-    for name, default in groups.items():
-        parser.add_arguments(type(default), dest=name, default=default)
     parsed = parser.parse_args(argv)
-    return Options(
-        Path(run.output_dir),
-        run.fresh,
-        **{name: getattr(parsed, name) for name in groups},
-    )
+    chosen = {name: getattr(parsed, name) for name in groups}
+    return Options(Path(parsed.output_dir), parsed.fresh, **chosen)
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -102,41 +90,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _with_file(groups: dict, path: str) -> dict:
-    """Replaces the fields that a YAML file sets."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            settings = yaml.safe_load(file) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"cannot read --config_path {path}: {_one_line(error)}"
-        ) from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path} is no list of `field: value` lines")
-    for key, value in settings.items():
-        for name, group in groups.items():
-            if hasattr(group, str(key)):
-                groups[name] = _replace(group, key, value, path)
-                break
-        else:
-            raise ConfigError(
-                f"{path} sets {key!r}, which is no field; see `python train.py --help`"
-            )
-    return groups
-
-
-def _replace(group, key: str, value, path: str):
-    old = getattr(group, key)
-    if old is not None and value is not None:
-        try:
-            value = type(old)(value)  # YAML reads 1e-4 as text
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"{path} sets {key} to {value!r}, expected {type(old).__name__}"
-            ) from None
-    return dataclasses.replace(group, **{key: value})
-
-
 class Interrupt:
     """Remembers SIGINT and SIGTERM, so that the update ends and is saved."""
 
@@ -153,10 +106,6 @@ class Interrupt:
         log(f"{signal.Signals(number).name}: stopping after this update")
 
 
-def log(message: str) -> None:
-    print(message, flush=True)
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -165,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 2 configuration, 3 data, 4 diverged, 5 disk."""
     try:
         options = parse_options(argv)
-        run = RunDirectory(options.output_dir, options.fields(), options.fresh)
+        run = RunDirectory(options.output_dir, options.settings(), options.fresh)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         return train(options, run)
     except KeyboardInterrupt:
@@ -183,7 +132,7 @@ def train(options: Options, run: RunDirectory) -> int:
     log(f"corpus: {corpus.description}")
     session = Session(options, run, corpus)
     interrupt = Interrupt()
-    session.train(lambda: interrupt.signal > 0)
+    session.train(should_stop=lambda: interrupt.signal > 0)
     session.export()
     if interrupt.signal:
         log(f"stopped after update {session.trainer.step}; the same command goes on")
@@ -210,6 +159,8 @@ class Session:
         sizes = dict(
             batch_tokens=training.batch_tokens // training.accumulation,
             seed=training.seed,
+            # More shapes mean less padding; only XLA has to pay for each.
+            max_shapes=12 if training.xla == "full" else 32,
         )
         self.batches = Batches(self._encode("train"), **sizes)
         self.validation = Batches(self._encode("validation"), **sizes)
@@ -224,27 +175,30 @@ class Session:
 
     def train(self, should_stop: Callable[[], bool]) -> None:
         """Goes on from the newest checkpoint, or begins."""
-        import tensorflow as tf
+        from transformer_tf.reporting import Reporter
 
         trainer = self.trainer
         if self.checkpoints.restore():
             log(f"going on after update {trainer.step}")
         self.run.metrics.rewind(trainer.step)
-        self.sample = list(
-            itertools.islice(
-                self.corpus.validation, self.options.training.validation_sentences
+        sentences = self.options.training.validation_sentences
+        self.sample = list(itertools.islice(self.corpus.validation, sentences))
+        self.reporter = Reporter(
+            self.run.log, self.run.metrics, self.options.training, trainer.step
+        )
+
+        def after_update() -> bool:
+            self.reporter.after_update()
+            return should_stop()
+
+        with self.reporter:
+            trainer.train(
+                self.batches.dataset(trainer.step * self.options.training.accumulation),
+                after_update=after_update,
+                report=self.reporter.progress,
+                checkpoint=self.checkpoints.save,
+                validate=self._validate,
             )
-        )
-        self.board = tf.summary.create_file_writer(str(self.run.log))
-        start = trainer.step * self.options.training.accumulation
-        trainer.train(
-            self.batches.dataset(start),
-            should_stop=should_stop,
-            report=self._report,
-            checkpoint=self.checkpoints.save,
-            validate=self._validate,
-        )
-        self.board.close()
 
     def export(self) -> None:
         """Averages the last checkpoints (6.1) and saves the translator."""
@@ -345,62 +299,18 @@ class Session:
         for name, value in facts.items():
             log(f"{name}: {value}")
 
-    def _report(self, progress: "Progress") -> None:
-        """A line of the log, or the bar on a terminal; and TensorBoard."""
-        import tensorflow as tf
-
-        self.progress = progress
-        left = self._seconds_left(progress)
-        values = {
-            "loss": progress.loss,
-            "learning_rate": progress.learning_rate,
-            "tokens_per_second": progress.tokens_per_second,
-        }
-        with self.board.as_default(step=progress.step):
-            for name, value in values.items():
-                tf.summary.scalar(f"train/{name}", value)
-        log(
-            f"update {progress.step:,} loss {progress.loss:.3f} "
-            f"rate {progress.learning_rate:.2e} "
-            f"{progress.tokens_per_second:,.0f} target tokens/s "
-            f"{datetime.timedelta(seconds=round(left))} left"
-        )
-
-    def _seconds_left(self, progress: "Progress") -> float:
-        training = self.options.training
-        left = (training.max_steps - progress.step) * progress.seconds_per_update
-        if training.max_minutes:
-            left = min(left, training.max_minutes * 60 - progress.seconds)
-        return max(left, 0)
-
     def _validate(self) -> bool:
         """Loss, and scores of a greedy sample; True when patience has run out."""
-        import tensorflow as tf
-
         from transformer_tf.scores import score
 
         loss = self.trainer.validation_loss(self.validation.dataset(epochs=1))
-        values = {"loss": loss, "bleu": float("nan"), "chrf": float("nan")}
-        line = f"validation after update {self.trainer.step:,}: loss {loss:.3f}"
+        scores, example = None, ""
         if self.sample:
             source, reference = map(list, zip(*self.sample, strict=True))
             translations = best_translations(self.translator, source, beam_size=1)
             scores = score(translations, reference, self.options.data.target_lang)
-            values |= {"bleu": scores.bleu, "chrf": scores.chrf}
-            line += f", greedy on {len(source)} sentences {scores}"
-            line += f"\n  {source[0]} -> {translations[0]} ({reference[0]})"
-        log(line)
-        with self.board.as_default(step=self.trainer.step):
-            for name, value in values.items():
-                tf.summary.scalar(f"validation/{name}", value)
-        progress = self.progress
-        self.run.metrics.add(
-            self.trainer.step,
-            progress.seconds / 60,
-            progress.learning_rate,
-            progress.loss,
-            *values.values(),
-        )
+            example = f"{source[0]} -> {translations[0]} ({reference[0]})"
+        self.reporter.validation(loss, scores, example)
         return self.trainer.note_validation(loss)
 
 

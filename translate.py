@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from transformer_tf.config import ConfigError, DecodingConfig
+from transformer_tf.flags import OneLineErrors
 
 if TYPE_CHECKING:
     from transformer_tf.translator import Sentence
@@ -54,11 +55,8 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line instead of the whole usage."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message}; see --help\n")
+class Parser(OneLineErrors, argparse.ArgumentParser):
+    pass
 
 
 def make_parser() -> Parser:

@@ -21,6 +21,7 @@ FLOORS = {
     ],
     "transformer_tf": [
         "config",
+        "flags",
         "run_directory",
         "attention",
         "layers",
@@ -30,6 +31,7 @@ FLOORS = {
         "decoding",
         "translator",
         "scores",
+        "reporting",
     ],
 }
 MODULES = [(package, name) for package, names in FLOORS.items() for name in names]

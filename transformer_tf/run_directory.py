@@ -1,11 +1,13 @@
-"""Where does a run keep what? Its directory, its settings, its table of metrics."""
+"""Where does a run keep what? Its directory, its settings, its metrics, its log."""
 
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import yaml
+from tqdm import tqdm
 
 from transformer_tf.config import ConfigError
 
@@ -113,3 +115,9 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_suffix(path.suffix + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def log(message: str) -> None:
+    """A line on standard output, above the bar if there is one."""
+    tqdm.write(message)
+    sys.stdout.flush()

@@ -198,17 +198,18 @@ class Trainer:
     def train(
         self,
         batches: Iterable,
-        should_stop: Callable[[], bool],
+        after_update: Callable[[], bool],
         report: Callable[[Progress], None],
         checkpoint: Callable[[], None],
         validate: Callable[[], bool],
     ) -> None:
-        """Runs updates until max_steps, max_minutes, `should_stop` or patience.
+        """Runs updates until max_steps, max_minutes, or a callback says stop.
 
         Args:
             batches: endless, from the position that `step` says.
-            should_stop: asked after each update.
-            report: given the progress each `log_every` updates.
+            after_update: called after each update; True ends the training.
+            report: given the progress each `log_every` updates, before a validation,
+                and at the end.
             checkpoint: called each `checkpoint_every` updates and at the end.
             validate: called each `validate_every` updates; True ends the training.
 
@@ -224,12 +225,14 @@ class Trainer:
             for part in range(config.accumulation):
                 self._step(batches, apply=part == config.accumulation - 1)
             step = self.step
-            last = step >= config.max_steps or should_stop() or self._time_is_up(clock)
-            if last or step % config.log_every == 0:
+            stop = after_update() or self._time_is_up(clock)
+            last = stop or step >= config.max_steps
+            validation_due = step % config.validate_every == 0
+            if last or validation_due or step % config.log_every == 0:
                 report(self._progress(clock))
             done = last
             with clock.pause():
-                if step % config.validate_every == 0:
+                if validation_due:
                     done = validate() or done
                 if done or step % config.checkpoint_every == 0:
                     checkpoint()

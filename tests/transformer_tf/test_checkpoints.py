@@ -44,7 +44,7 @@ def batches(start=0):
 def run(trainer, checkpoint):
     trainer.train(
         batches(trainer.step),
-        should_stop=lambda: False,
+        after_update=lambda: False,
         report=lambda progress: None,
         checkpoint=checkpoint,
         validate=lambda: False,

@@ -99,7 +99,7 @@ def dataset_of(*batches):
 
 def run(trainer, batches, **callbacks):
     defaults = dict(
-        should_stop=lambda: False,
+        after_update=lambda: False,
         report=lambda progress: None,
         checkpoint=lambda: None,
         validate=lambda: False,
@@ -186,12 +186,12 @@ def test_callbacks_come_when_due():
         checkpoint=lambda: calls.append(("checkpoint", trainer.step)),
         validate=lambda: calls.append(("validate", trainer.step)),
     )
-    assert [step for name, step in calls if name == "report"] == [5, 10]
+    assert [step for name, step in calls if name == "report"] == [4, 5, 8, 10]
     assert [step for name, step in calls if name == "validate"] == [4, 8]
     assert [step for name, step in calls if name == "checkpoint"] == [3, 6, 9, 10]
 
 
-@pytest.mark.parametrize("reason", ["should_stop", "validate"])
+@pytest.mark.parametrize("reason", ["after_update", "validate"])
 def test_stops_early_and_saves(reason):
     saved = []
     trainer = make_trainer(max_steps=10, validate_every=1)
