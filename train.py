@@ -5,7 +5,6 @@ of the last checkpoints -> SavedModel -> score on the test set.
 """
 
 import argparse
-import dataclasses
 import itertools
 import os
 import signal
@@ -22,7 +21,7 @@ from transformer_tf.config import (
     ModelConfig,
     TrainingConfig,
 )
-from transformer_tf.flags import OneLineErrors, make_parser, settings_of, with_file
+from transformer_tf.flags import OneLineErrors, file_flags, make_parser, settings_of
 from transformer_tf.run_directory import RunDirectory, log, write_text
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ class EarlyParser(OneLineErrors, argparse.ArgumentParser):
 
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """Flags win over the file, the file wins over the preset."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     early = EarlyParser(prog="train.py", add_help=False, allow_abbrev=False)
     _add_run_flags(early)
     run, _ = early.parse_known_args(argv)
@@ -64,7 +64,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         "decoding": DecodingConfig(),
     }
     if run.config_path is not None:
-        groups = with_file(groups, run.config_path)
+        argv = file_flags(run.config_path, groups.values()) + argv
     parser = make_parser(__doc__, groups)
     _add_run_flags(parser)
     parsed = parser.parse_args(argv)
@@ -91,15 +91,24 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Interrupt:
-    """Remembers SIGINT and SIGTERM, so that the update ends and is saved."""
+    """Remembers SIGINT and SIGTERM while it is open, so that the update ends and is
+    saved. Asked twice, the process ends at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self):
         self.signal = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._take)
+
+    def __enter__(self) -> "Interrupt":
+        self.before = [signal.signal(number, self._take) for number in self.SIGNALS]
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in zip(self.SIGNALS, self.before, strict=True):
+            signal.signal(number, handler)
 
     def _take(self, number, frame) -> None:
-        if self.signal:  # asked twice: at once, nothing saved
+        if self.signal:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.signal = number
@@ -111,7 +120,8 @@ def _one_line(error: Exception) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 done, 2 configuration, 3 data, 4 diverged, 5 disk."""
+    """Returns the exit code: 0 done, 2 configuration, 3 data, 4 diverged, 5 disk, 130
+    and 143 interrupted after saving."""
     try:
         options = parse_options(argv)
         run = RunDirectory(options.output_dir, options.settings(), options.fresh)
@@ -120,20 +130,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        if not hasattr(error, "exit_code"):
+        exit_code = getattr(error, "exit_code", 5 if isinstance(error, OSError) else 0)
+        if not exit_code:
             raise
         print(f"train.py: {_one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        return exit_code
 
 
 def train(options: Options, run: RunDirectory) -> int:
     """From the corpus to the export; returns the exit code."""
     corpus = open_corpus(options.data)
+    run.begin()
     log(f"corpus: {corpus.description}")
     session = Session(options, run, corpus)
-    interrupt = Interrupt()
-    session.train(should_stop=lambda: interrupt.signal > 0)
-    session.export()
+    with Interrupt() as interrupt:
+        session.train(should_stop=lambda: interrupt.signal > 0)
+        session.export()
     if interrupt.signal:
         log(f"stopped after update {session.trainer.step}; the same command goes on")
         return 128 + interrupt.signal
@@ -156,6 +168,10 @@ class Session:
         self.options, self.run, self.corpus = options, run, corpus
         keras.utils.set_random_seed(training.seed)
         self.tokenizer = self._vocabulary()
+        self.run.check_unchanged(
+            corpus_fingerprint=corpus.fingerprint,
+            vocabulary_sha256=self.tokenizer.fingerprint,
+        )
         sizes = dict(
             batch_tokens=training.batch_tokens // training.accumulation,
             seed=training.seed,
@@ -178,7 +194,7 @@ class Session:
         from transformer_tf.reporting import Reporter
 
         trainer = self.trainer
-        if self.checkpoints.restore():
+        if self.checkpoints.restore(report=log):
             log(f"going on after update {trainer.step}")
         self.run.metrics.rewind(trainer.step)
         sentences = self.options.training.validation_sentences
@@ -187,29 +203,44 @@ class Session:
             self.run.log, self.run.metrics, self.options.training, trainer.step
         )
 
-        def after_update() -> bool:
-            self.reporter.after_update()
-            return should_stop()
-
         with self.reporter:
             trainer.train(
                 self.batches.dataset(trainer.step * self.options.training.accumulation),
-                after_update=after_update,
+                should_stop=should_stop,
+                after_update=self.reporter.after_update,
                 report=self.reporter.progress,
-                checkpoint=self.checkpoints.save,
                 validate=self._validate,
+                checkpoint=self.checkpoints.save,
             )
+        self.run.note(
+            updates=trainer.step,
+            target_tokens=int(trainer.counters.tokens.numpy()),
+            minutes=round(float(trainer.counters.seconds.numpy()) / 60, 1),
+        )
 
     def export(self) -> None:
-        """Averages the last checkpoints (6.1) and saves the translator."""
+        """Saves the translator: the average of the last checkpoints (6.1), or the last
+        weights where those are better, as they are while the model still learns fast.
+        """
         from transformer_tf.translator import Translator
 
         model = self._model("float32")
         count = self.checkpoints.load_average(
             model, self.options.training.average_checkpoints
         )
+        losses = [
+            self.trainer.validation_loss(self.validation.dataset(epochs=1), weights)
+            for weights in (model, self.model)
+        ]
+        what = f"the average of {count} checkpoints"
+        if losses[1] < losses[0]:
+            model.set_weights(self.model.get_weights())
+            what = "the last weights"
         Translator(model, self.tokenizer, self.options.decoding).save(self.run.export)
-        log(f"saved {self.run.export}: the average of {count} checkpoints")
+        log(
+            f"saved {self.run.export}: {what} "
+            f"(validation loss of average {losses[0]:.3f}, of last {losses[1]:.3f})"
+        )
 
     def test(self) -> None:
         """Scores what was exported, on the test pairs; kept for a second look."""
@@ -262,10 +293,7 @@ class Session:
 
         policy = "float32" if precision == "float32" else f"mixed_{precision}"
         keras.config.set_dtype_policy(policy)
-        sizes = dataclasses.replace(
-            self.options.model, vocab_size=self.tokenizer.vocab_size
-        )
-        return build_transformer(sizes)
+        return build_transformer(self.options.model, self.tokenizer.vocab_size)
 
     def _describe(self) -> None:
         """Says once what the run is made of, and keeps it in run.json."""
@@ -299,8 +327,8 @@ class Session:
         for name, value in facts.items():
             log(f"{name}: {value}")
 
-    def _validate(self) -> bool:
-        """Loss, and scores of a greedy sample; True when patience has run out."""
+    def _validate(self) -> None:
+        """Loss, and scores of a greedy sample."""
         from transformer_tf.scores import score
 
         loss = self.trainer.validation_loss(self.validation.dataset(epochs=1))
@@ -311,7 +339,7 @@ class Session:
             scores = score(translations, reference, self.options.data.target_lang)
             example = f"{source[0]} -> {translations[0]} ({reference[0]})"
         self.reporter.validation(loss, scores, example)
-        return self.trainer.note_validation(loss)
+        self.trainer.note_validation(loss)
 
 
 def best_translations(translator, lines: Sequence[str], **options) -> list[str]:

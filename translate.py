@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from transformer_tf.config import ConfigError, DecodingConfig
+from transformer_tf.config import MAX_BEAM_SIZE, ConfigError, DecodingConfig
 from transformer_tf.flags import OneLineErrors
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def make_parser() -> Parser:
     add("--scores", action="store_true", help="print the score of each translation")
     add("--json", action="store_true", help="print a JSON object for each line")
     add("--reference", metavar="FILE", help="report BLEU and chrF against these lines")
-    add("--target_lang", default="en", metavar="LANG", help="for BLEU (default: en)")
+    add("--target_lang", metavar="LANG", help="for BLEU (default: that of the run)")
     return parser
 
 
@@ -96,16 +96,16 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.text and options.input:
         parser.error("TEXT and --input exclude each other, expected one of them")
-    if options.nbest is not None and options.beam_size is None:
-        options.beam_size = min(max(options.nbest, DecodingConfig.beam_size), 8)
+    if options.beam_size is None and (options.nbest or 1) > DecodingConfig.beam_size:
+        options.beam_size = min(options.nbest, MAX_BEAM_SIZE)
     try:
         DecodingConfig(**decoding_options(options))
     except ConfigError as error:
         parser.error(f"--{error}")
-    if options.nbest is not None and not 1 <= options.nbest <= options.beam_size:
+    beam_size = options.beam_size or DecodingConfig.beam_size
+    if options.nbest is not None and not 1 <= options.nbest <= beam_size:
         parser.error(
-            f"--nbest is {options.nbest}, expected 1 to {options.beam_size}, "
-            "the beam size"
+            f"--nbest is {options.nbest}, expected 1 to {beam_size}, the beam size"
         )
     return options
 
@@ -269,6 +269,17 @@ def report_scores(
     print(score(texts, targets, target_lang), file=sys.stderr)
 
 
+def target_lang_of(export: Path) -> str:
+    """What the run that an export belongs to translates into."""
+    import yaml
+
+    config = export.parent.parent / "config.yaml"
+    if not config.is_file():
+        return "en"
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    return settings.get("target_lang", "en")
+
+
 def warn(message: str) -> None:
     print(f"translate.py: {message}", file=sys.stderr)
 
@@ -297,16 +308,20 @@ def run(options: argparse.Namespace) -> None:
             references = list(read_lines(file))
         if options.output:
             refuse_overwriting(options)
-            output = files.enter_context(open_file(options.output, "wb"))
+            # What is there stays until there is something to write.
+            output = files.enter_context(open_file(options.output, "ab"))
         else:
             output = standard(sys.stdout)
         model = load_model(export)
+        if options.output:
+            output.truncate(0)
         translations = translate_stream(model, lines, output, options, window)
         if references is None:
             for _ in translations:
                 pass
         else:
-            report_scores(list(translations), references, options.target_lang)
+            target_lang = options.target_lang or target_lang_of(export)
+            report_scores(list(translations), references, target_lang)
 
 
 def refuse_overwriting(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, UsageError
 from data_pipeline.sources import (
     DEFAULT_DATASET,
     Source,
@@ -74,12 +74,12 @@ def open_corpus(config: DataConfig) -> "Corpus":
 def _check_numbers(config: DataConfig) -> None:
     percents = (config.validation_percent, config.test_percent)
     if not (min(percents) >= 0 and sum(percents) < 100):
-        raise DataError(
+        raise UsageError(
             "--validation_percent and --test_percent must be at least 0 and together "
             f"less than 100, not {percents[0]} and {percents[1]}"
         )
     if not (config.max_chars >= 1 and config.max_length_ratio >= 1):
-        raise DataError(
+        raise UsageError(
             "--max_chars and --max_length_ratio must be at least 1, not "
             f"{config.max_chars} and {config.max_length_ratio}"
         )
@@ -144,7 +144,7 @@ class Pairs:
 
     Attributes:
         counts: after a full pass, the number of pairs kept and dropped, by reason.
-        fingerprint: hex; equal fingerprints mean equal pairs.
+        fingerprint: hex; of the source's fingerprint and the rules.
     """
 
     def __init__(
@@ -205,14 +205,14 @@ def _files_source(config: DataConfig, split: str) -> Source | None:
     table = getattr(config, table_flag)
     sides = [getattr(config, flag) for flag in flags]
     if table and any(sides):
-        raise DataError(f"--{table_flag} and --{flags[0]} exclude each other")
+        raise UsageError(f"--{table_flag} and --{flags[0]} exclude each other")
     if table:
         return table_source(Path(table))
     if all(sides):
         return lines_source(Path(sides[0]), Path(sides[1]))
     if any(sides):
         given, missing = flags if sides[0] else flags[::-1]
-        raise DataError(f"--{given} needs --{missing} beside it")
+        raise UsageError(f"--{given} needs --{missing} beside it")
     return None
 
 

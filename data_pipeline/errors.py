@@ -8,3 +8,9 @@ class DataError(Exception):
     """
 
     exit_code = 3
+
+
+class UsageError(DataError):
+    """The flags that name the corpus do not fit together."""
+
+    exit_code = 2

@@ -26,7 +26,8 @@ class Source:
 
     Attributes:
         name: for messages.
-        fingerprint: hex; equal fingerprints mean equal records.
+        fingerprint: hex; of the content of files, or of the name, version and counts
+            of a TFDS set.
         records: starts a new pass; a record that is not two fields is no pair.
     """
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline import tokenizer
+from transformer_tf import config
+
 ROOT = Path(__file__).parents[1]
 
 # Top to bottom: a module imports only from modules above it in its own package.
@@ -84,6 +87,12 @@ def test_the_two_packages_do_not_know_each_other():
                 assert imported.split(".")[0] != other, f"{path} imports {imported}"
 
 
+def test_both_packages_mean_the_same_by_the_special_ids():
+    names = ("PAD_ID", "UNK_ID", "BOS_ID", "EOS_ID")
+    for name in names:
+        assert getattr(tokenizer, name) == getattr(config, name)
+
+
 def test_translating_imports_nothing_of_the_data_side():
     imported = set(imports_of(ROOT / "translate.py"))
     assert not any(name.startswith("data_pipeline") for name in imported)
@@ -93,6 +102,11 @@ def test_translating_imports_nothing_of_the_data_side():
 def test_no_room_is_crowded(package, name):
     for path in files_of(package, name):
         assert len(path.read_text("utf-8").splitlines()) <= 350, path
+
+
+@pytest.mark.parametrize("name", ["train.py", "translate.py"])
+def test_no_command_is_crowded(name):
+    assert len((ROOT / name).read_text("utf-8").splitlines()) <= 360
 
 
 @pytest.mark.parametrize(("package", "name"), MODULES)

@@ -28,16 +28,10 @@ def causal_mask(length):
     return (position[None, :] <= position[:, None])[None, None]
 
 
-# The norm comes after the sum, so what the sub-layers add at the start drowns the token
-# itself. Projections that begin smaller than Glorot's let the model find out sooner
-# which source word a target word comes from (README, "Where we depart", has figures).
-PROJECTION_GAIN = 0.4
-
-
-def projection_initializer() -> keras.initializers.Initializer:
-    """Glorot-uniform times `PROJECTION_GAIN`, for every projection of a station."""
+def projection_initializer(gain: float) -> keras.initializers.Initializer:
+    """Glorot-uniform times `gain`, for the projections of a station."""
     return keras.initializers.VarianceScaling(
-        scale=PROJECTION_GAIN**2, mode="fan_avg", distribution="uniform"
+        scale=gain**2, mode="fan_avg", distribution="uniform"
     )
 
 
@@ -50,7 +44,7 @@ class AttentionSteps(NamedTuple):
     scores: object  # (..., T, S) ① the dot products
     scaled: object  # (..., T, S) ② divided by sqrt(d_k)
     shares: object  # (..., T, S) ③ each row sums to 1; masked cells are 0
-    output: object  # (..., T, V) ④ the mixed values
+    output: object  # (..., T, width of the values) ④ the mixed values
 
 
 def scaled_dot_product_attention(query, key, value, mask=None, scale=True):
@@ -95,23 +89,27 @@ class MultiHeadAttention(keras.layers.Layer):
     Args:
         d_model: width D of what comes in and goes out.
         num_heads: H; each head works in K = D / H dimensions.
+        projection_gain: size of the first kernels, in units of Glorot's.
 
     Raises:
         ValueError: num_heads does not divide d_model.
     """
 
-    def __init__(self, d_model: int, num_heads: int, **kwargs):
+    def __init__(
+        self, d_model: int, num_heads: int, projection_gain: float = 1.0, **kwargs
+    ):
         super().__init__(**kwargs)
         check_heads(d_model, num_heads)
         self.d_model = d_model
         self.num_heads = num_heads
+        self.projection_gain = projection_gain
 
     def build(self, query_shape):
         d_model = self.d_model
         self.qkv_kernel = self.add_weight(
             name="qkv_kernel",
             shape=(d_model, 3 * d_model),
-            initializer=_three_kernels,
+            initializer=self._three_kernels,
         )
         self.qkv_bias = self.add_weight(
             name="qkv_bias", shape=(3 * d_model,), initializer="zeros"
@@ -119,7 +117,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.output_kernel = self.add_weight(
             name="output_kernel",
             shape=(d_model, d_model),
-            initializer=projection_initializer(),
+            initializer=projection_initializer(self.projection_gain),
         )
         self.output_bias = self.add_weight(
             name="output_bias", shape=(d_model,), initializer="zeros"
@@ -140,7 +138,8 @@ class MultiHeadAttention(keras.layers.Layer):
             query: (B, T, D).
             key: (B, S, D).
             value: (B, S, D).
-            attention_mask: boolean, broadcast to (B, H, T, S); True = may look.
+            attention_mask: boolean, (B, T, S) or broadcast to (B, H, T, S); True = may
+                look.
             cache: `Cache` of positions projected before. The projections of `key` and
                 `value` are appended to it; without them it is used as it is.
             return_attention_scores: also return the shares.
@@ -149,6 +148,8 @@ class MultiHeadAttention(keras.layers.Layer):
             The output (B, T, D); then, if asked, the shares (B, H, T, S); then, if one
             came in, the cache that the next call needs.
         """
+        if attention_mask is not None and len(attention_mask.shape) == 3:
+            attention_mask = attention_mask[:, None]
         query, key, value = self.project(query, key, value)  # (B, H, T or S, K)
         if cache is not None:
             cache = _append(cache, key, value)
@@ -205,6 +206,15 @@ class MultiHeadAttention(keras.layers.Layer):
         heads = ops.transpose(heads, (2, 0, 3, 1, 4))  # (parts, B, H, length, K)
         return tuple(ops.unstack(heads, axis=0))
 
+    def _three_kernels(self, shape, dtype=None):
+        """Three kernels, each with the spread of its own shape, not of the joined."""
+        size = (shape[0], shape[1] // 3)
+        # One initializer called three times would give the same numbers three times.
+        parts = [
+            projection_initializer(self.projection_gain)(size, dtype) for _ in range(3)
+        ]
+        return ops.concatenate(parts, axis=1)
+
 
 def _append(cache: Cache, key, value) -> Cache:
     if key is None:
@@ -213,11 +223,3 @@ def _append(cache: Cache, key, value) -> Cache:
         ops.concatenate([cache.key, key], axis=2),
         ops.concatenate([cache.value, value], axis=2),
     )
-
-
-def _three_kernels(shape, dtype=None):
-    """Three kernels, each with the spread of its own shape, not of the joined one."""
-    size = (shape[0], shape[1] // 3)
-    # One initializer called three times would give the same numbers three times.
-    parts = [projection_initializer()(size, dtype) for _ in range(3)]
-    return ops.concatenate(parts, axis=1)

@@ -5,6 +5,8 @@ the position in the data is the number of finished updates, so the same command 
 where the last checkpoint was made. Paper, section 6.1, for the averaging.
 """
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -30,6 +32,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, trainer: Trainer, keep: int):
+        self.directory = Path(directory)
         self.trainer = trainer
         self.checkpoint = tf.train.Checkpoint(
             weights=_named_weights(trainer.model),
@@ -43,8 +46,13 @@ class Checkpoints:
 
     @property
     def paths(self) -> list[str]:
-        """Oldest first."""
-        return list(self.manager.checkpoints)
+        """Oldest first, by the files there: TensorFlow's own list may be damaged."""
+        numbered = {
+            int(match[1]): str(path.with_suffix(""))
+            for path in self.directory.glob("ckpt-*.index")
+            if (match := re.fullmatch(r"ckpt-(\d+)\.index", path.name))
+        }
+        return [numbered[number] for number in sorted(numbered)]
 
     def save(self) -> None:
         """Writes the current state, then removes what is older than the newest `keep`.
@@ -56,20 +64,32 @@ class Checkpoints:
             self.manager.save(checkpoint_number=self.trainer.step)
         except (tf.errors.OpError, OSError) as error:
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.manager.directory}: "
+                f"cannot write a checkpoint to {self.directory}: "
                 f"{_first_line(error)}; make room or name another --output_dir"
             ) from error
 
-    def restore(self) -> bool:
-        """Takes up the newest checkpoint; False if there is none.
+    def restore(self, report: Callable[[str], None] = print) -> bool:
+        """Takes up the newest checkpoint that can be read; False if there is none.
+
+        Args:
+            report: told which ones were passed over, and why.
 
         Raises:
-            CheckpointError: it is damaged, or of another model.
+            CheckpointError: there are some, and none can be read.
         """
-        if self.manager.latest_checkpoint is None:
-            return False
-        self._read(self.checkpoint, self.manager.latest_checkpoint)
-        return True
+        for path in reversed(self.paths):
+            try:
+                self._read(self.checkpoint, path)
+            except CheckpointError as error:
+                report(f"passed over: {error}")
+            else:
+                return True
+        if self.paths:
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} can be read; "
+                "begin anew with --fresh"
+            )
+        return False
 
     def load_average(self, model: keras.Model, last: int) -> int:
         """Sets the model's weights to the mean over the newest `last` checkpoints.
@@ -96,8 +116,7 @@ class Checkpoints:
             status.expect_partial()
         except (tf.errors.OpError, AssertionError, ValueError, IndexError) as error:
             raise CheckpointError(
-                f"cannot read the checkpoint {path}: {_first_line(error)}; "
-                "remove it to go on from the one before, or start again with --fresh"
+                f"cannot read the checkpoint {path}: {_first_line(error)}"
             ) from error
 
 

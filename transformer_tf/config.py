@@ -7,6 +7,7 @@ that a wrong one is refused before anything is allocated.
 from dataclasses import dataclass, field
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
+MAX_BEAM_SIZE = 8
 
 
 class ConfigError(ValueError):
@@ -41,6 +42,7 @@ class ModelConfig:
     d_ff: int = 1024  # inner width of the feed-forward network (3.3)
     dropout_rate: float = 0.1  # P_drop, on sub-layer outputs and embeddings (5.4)
     positions: str = "sinusoidal"  # "sinusoidal" (3.5) or "learned" (Table 3, row E)
+    projection_gain: float = 1.0  # of Glorot's, at the start; README says why not 1
     max_length: int = 256  # longest source or target in tokens, end token included
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class ModelConfig:
         _check_range(self, "num_heads", 1, 256)
         _check_range(self, "d_ff", 1, 65_536)
         _check_range(self, "max_length", 8, 4096)
+        _check_range(self, "projection_gain", 0.01, 10)
         check_heads(self.d_model, self.num_heads)
         check_dropout(self.dropout_rate)
         _check_choice(self, "positions", ("sinusoidal", "learned"))
@@ -77,14 +80,14 @@ class TrainingConfig:
     """How it learns (paper, section 5)."""
 
     batch_tokens: int = 25_000  # target tokens of one update, padding included (5.1)
-    accumulation: int = 1  # parts that an update is computed in; memory falls with it
+    accumulation: int = 1  # parts an update is computed in, to need less memory
     max_steps: int = 100_000  # updates until the end (5.2)
     max_minutes: float = 0.0  # end earlier after this time, 0 = no limit
     warmup_steps: int = 4000  # updates with a rising learning rate (5.3)
     learning_rate_scale: float = 1.0  # factor on the paper's rate, 1 = the paper (5.3)
     label_smoothing: float = 0.1  # epsilon_ls (5.4)
     precision: str = "auto"  # float32, bfloat16, or auto: bfloat16 on a GPU that has it
-    xla: str = "off"  # off, or full: compile the whole step
+    xla: str = "off"  # off, or full: compile the forward and backward pass
     seed: int = 1  # of weights, dropout and data order
     log_every: int = 50  # updates between two lines of the log
     validate_every: int = 1000  # updates between two validations
@@ -96,7 +99,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check_range(self, "batch_tokens", 16, 10_000_000)
-        _check_range(self, "accumulation", 1, 1024)
+        _check_range(self, "accumulation", 1, self.batch_tokens // 16)
         for name in ("max_steps", "warmup_steps", "log_every", "validate_every"):
             _check_range(self, name, 1, 100_000_000)
         _check_range(self, "checkpoint_every", 1, 100_000_000)
@@ -113,6 +116,7 @@ class TrainingConfig:
             f"1 to keep_checkpoints = {self.keep_checkpoints}",
         )
         _check_range(self, "patience", 0, 1_000_000)
+        _check_range(self, "seed", 0, 2**32 - 1)
         _check_range(self, "validation_sentences", 0, 100_000)
 
 
@@ -125,7 +129,7 @@ class DecodingConfig:
     extra_length: int = 50  # a translation ends at source length + this many tokens
 
     def __post_init__(self) -> None:
-        _check_range(self, "beam_size", 1, 8)
+        _check_range(self, "beam_size", 1, MAX_BEAM_SIZE)
         _check_range(self, "length_penalty", -10, 10)
         _check_range(self, "extra_length", 0, 1000)
 
@@ -145,7 +149,14 @@ def _preset(model: dict, training: dict) -> Preset:
 PRESETS = {
     # For tests and first steps: learns to say something within minutes on two cores.
     "tiny": _preset(
-        dict(vocab_size=4000, num_layers=2, d_model=64, num_heads=4, d_ff=256),
+        dict(
+            vocab_size=4000,
+            num_layers=2,
+            d_model=64,
+            num_heads=4,
+            d_ff=256,
+            projection_gain=0.4,
+        ),
         dict(
             batch_tokens=2048,
             max_steps=20_000,
@@ -158,7 +169,7 @@ PRESETS = {
     # For a laptop and a corpus of everyday sentences; hours on two cores. Small updates
     # with a shorter warm-up: at this size many small steps beat few large ones.
     "small": _preset(
-        dict(),
+        dict(projection_gain=0.4),
         dict(
             batch_tokens=2048,
             max_steps=40_000,

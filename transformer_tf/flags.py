@@ -1,11 +1,12 @@
 """How do the fields of a configuration become flags and keys of a file?
 
 One name everywhere: the field `d_model` is the flag `--d_model` and the key `d_model`.
+A file is flags written down: it is read as such, before those of the command.
 """
 
 import dataclasses
 from argparse import ArgumentDefaultsHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -43,11 +44,11 @@ def make_parser(description: str | None, groups: dict[str, Any]):
     return parser
 
 
-def with_file(groups: dict[str, Any], path: str) -> dict[str, Any]:
-    """The groups with what a flat YAML file of `field: value` sets.
+def file_flags(path: str, groups: Iterable[Any]) -> list[str]:
+    """The flags that a flat YAML file of `field: value` lines stands for.
 
     Raises:
-        ConfigError: the file cannot be read, or a key or a value is wrong.
+        ConfigError: the file cannot be read, or a key is no field of the groups.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -58,34 +59,13 @@ def with_file(groups: dict[str, Any], path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     if not isinstance(settings, dict):
         raise ConfigError(f"{path} holds no `field: value` lines")
-    groups = dict(groups)
-    for key, value in settings.items():
-        name = _owner(groups, key, path)
-        value = _converted(getattr(groups[name], key), key, value, path)
-        groups[name] = dataclasses.replace(groups[name], **{key: value})
-    return groups
+    fields = settings_of(groups)
+    for key in settings:
+        if key not in fields:
+            raise ConfigError(f"{path} sets {key!r}, which is no field; see --help")
+    return [f"--{key}={value}" for key, value in settings.items() if value is not None]
 
 
-def settings_of(groups: Sequence[Any]) -> dict[str, Any]:
+def settings_of(groups: Iterable[Any]) -> dict[str, Any]:
     """Every field of every group by its name."""
     return {k: v for group in groups for k, v in dataclasses.asdict(group).items()}
-
-
-def _owner(groups: dict[str, Any], key: str, path: str) -> str:
-    for name, group in groups.items():
-        if key in {field.name for field in dataclasses.fields(group)}:
-            return name
-    raise ConfigError(f"{path} sets {key!r}, which is no field; --help lists them")
-
-
-def _converted(default: Any, key: str, value: Any, path: str) -> Any:
-    """YAML reads 1e-4 as text and 1 as an integer; the default knows what is meant."""
-    kind = str if default is None else type(default)
-    if isinstance(value, kind) or (value is None and default is None):
-        return value
-    try:
-        if kind is float or (kind is int and float(value) == int(float(value))):
-            return kind(float(value))
-    except (TypeError, ValueError):
-        pass
-    raise ConfigError(f"{path} sets {key} to {value!r}, expected {kind.__name__}")

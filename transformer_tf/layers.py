@@ -28,16 +28,16 @@ def positional_encoding(length: int, d_model: int) -> np.ndarray:
     return encoding
 
 
-def feed_forward(d_model: int, d_ff: int) -> keras.Sequential:
+def feed_forward(d_model: int, d_ff: int, gain: float) -> keras.Sequential:
     """max(0, x W1 + b1) W2 + b2, the same for every position (3.3)."""
     inner = keras.layers.Dense(
         d_ff,
         activation="relu",
-        kernel_initializer=projection_initializer(),
+        kernel_initializer=projection_initializer(gain),
         name="inner",
     )
     outer = keras.layers.Dense(
-        d_model, kernel_initializer=projection_initializer(), name="outer"
+        d_model, kernel_initializer=projection_initializer(gain), name="outer"
     )
     return keras.Sequential([inner, outer], name="ffn")
 
@@ -66,16 +66,26 @@ class EncoderLayer(MaskedLayer):
         num_heads: H, a divisor of d_model.
         d_ff: inner width of the feed-forward network.
         dropout_rate: of each sub-layer's output, before it is added back (5.4).
+        projection_gain: size of the first kernels, in units of Glorot's.
 
     Raises:
         ValueError: num_heads does not divide d_model, or dropout_rate is not in [0, 1).
     """
 
-    def __init__(self, d_model, num_heads, d_ff, dropout_rate=0.1, **kwargs):
+    def __init__(
+        self,
+        d_model,
+        num_heads,
+        d_ff,
+        dropout_rate=0.1,
+        projection_gain=1.0,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         check_dropout(dropout_rate)
-        self.mha = MultiHeadAttention(d_model, num_heads, name="mha")
-        self.ffn = feed_forward(d_model, d_ff)
+        sizes = (d_model, num_heads, projection_gain)
+        self.mha = MultiHeadAttention(*sizes, name="mha")
+        self.ffn = feed_forward(d_model, d_ff, projection_gain)
         self.layernorm1 = layer_norm("layernorm1")
         self.layernorm2 = layer_norm("layernorm2")
         self.dropout1 = keras.layers.Dropout(dropout_rate, name="dropout1")
@@ -101,12 +111,21 @@ class DecoderLayer(MaskedLayer):
     Args and errors as for `EncoderLayer`.
     """
 
-    def __init__(self, d_model, num_heads, d_ff, dropout_rate=0.1, **kwargs):
+    def __init__(
+        self,
+        d_model,
+        num_heads,
+        d_ff,
+        dropout_rate=0.1,
+        projection_gain=1.0,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         check_dropout(dropout_rate)
-        self.mha = MultiHeadAttention(d_model, num_heads, name="mha")
-        self.cross_mha = MultiHeadAttention(d_model, num_heads, name="cross_mha")
-        self.ffn = feed_forward(d_model, d_ff)
+        sizes = (d_model, num_heads, projection_gain)
+        self.mha = MultiHeadAttention(*sizes, name="mha")
+        self.cross_mha = MultiHeadAttention(*sizes, name="cross_mha")
+        self.ffn = feed_forward(d_model, d_ff, projection_gain)
         self.layernorm1 = layer_norm("layernorm1")
         self.layernorm2 = layer_norm("layernorm2")
         self.layernorm3 = layer_norm("layernorm3")
@@ -171,14 +190,18 @@ class Stack(MaskedLayer):
         self.d_model = d_model
         self.embedding = embedding
         self.dropout = keras.layers.Dropout(dropout_rate, name="dropout")
-        if positions == "learned":
+        self.positions = positions
+        self.max_length = max_length
+
+    def build(self, x_shape):
+        if self.positions == "learned":
             self.pos_encoding = self.add_weight(
                 name="pos_encoding",
-                shape=(1, max_length, d_model),
-                initializer=keras.initializers.RandomNormal(stddev=d_model**-0.5),
+                shape=(1, self.max_length, self.d_model),
+                initializer=keras.initializers.RandomNormal(stddev=self.d_model**-0.5),
             )
         else:
-            self.pos_encoding = positional_encoding(max_length, d_model)
+            self.pos_encoding = positional_encoding(self.max_length, self.d_model)
 
     def embed(self, x, training=False, first_position=0):
         """(B, T) ids -> (B, T, D): embedding * sqrt(D) + position, then dropout."""
@@ -191,12 +214,12 @@ class Stack(MaskedLayer):
 
 
 class Encoder(Stack):
-    """The way up on the source side: embedding, positions, N stations (3.1).
+    """The way up on the source side: embedding, positions, stations (3.1).
 
     Args:
         embedding: the layer that turns ids into vectors; shared with the decoder.
-        num_layers: N.
-        d_model, num_heads, d_ff, dropout_rate: as for `EncoderLayer`.
+        num_layers: how many stations.
+        d_model, num_heads, d_ff, dropout_rate, projection_gain: as for `EncoderLayer`.
         positions: "sinusoidal" or "learned".
         max_length: longest input in tokens.
     """
@@ -211,14 +234,15 @@ class Encoder(Stack):
         dropout_rate=0.1,
         positions="sinusoidal",
         max_length=256,
+        projection_gain=1.0,
         **kwargs,
     ):
         super().__init__(
             embedding, d_model, dropout_rate, positions, max_length, **kwargs
         )
+        sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
         self.enc_layers = [
-            EncoderLayer(d_model, num_heads, d_ff, dropout_rate, name=f"layer{i + 1}")
-            for i in range(num_layers)
+            EncoderLayer(*sizes, name=f"layer{i + 1}") for i in range(num_layers)
         ]
 
     def call(self, x, training=False, mask=None):
@@ -242,14 +266,15 @@ class Decoder(Stack):
         dropout_rate=0.1,
         positions="sinusoidal",
         max_length=256,
+        projection_gain=1.0,
         **kwargs,
     ):
         super().__init__(
             embedding, d_model, dropout_rate, positions, max_length, **kwargs
         )
+        sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
         self.dec_layers = [
-            DecoderLayer(d_model, num_heads, d_ff, dropout_rate, name=f"layer{i + 1}")
-            for i in range(num_layers)
+            DecoderLayer(*sizes, name=f"layer{i + 1}") for i in range(num_layers)
         ]
 
     def call(self, x, memory, cache=None, training=False, mask=None, memory_mask=None):

@@ -27,12 +27,12 @@ class Transformer(keras.Model):
 
     One matrix is source embedding, target embedding and, transposed, the last
     projection (3.4). Its rows are padded to a multiple of 8, which matrix units like;
-    the rows beyond `vocab_size` are never read and must never be chosen.
+    the rows beyond `vocab_size` stand for no piece and must never be chosen.
 
     Args:
         vocab_size: pieces of the joint vocabulary.
-        num_layers: N stations on each side.
-        d_model, num_heads, d_ff, dropout_rate: as for `EncoderLayer`.
+        num_layers: stations on each side.
+        d_model, num_heads, d_ff, dropout_rate, projection_gain: as for `EncoderLayer`.
         positions: "sinusoidal" (3.5) or "learned" (Table 3, row E).
         max_length: longest source or target in tokens.
     """
@@ -47,11 +47,11 @@ class Transformer(keras.Model):
         dropout_rate: float = 0.1,
         positions: str = "sinusoidal",
         max_length: int = 256,
+        projection_gain: float = 1.0,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.vocab_size = vocab_size
-        self.num_heads = num_heads
         self.max_length = max_length
         self.embedding = keras.layers.Embedding(
             -(-vocab_size // 8) * 8,
@@ -69,6 +69,7 @@ class Transformer(keras.Model):
             dropout_rate=dropout_rate,
             positions=positions,
             max_length=max_length,
+            projection_gain=projection_gain,
         )
         self.encoder = Encoder(self.embedding, name="encoder", **sizes)
         self.decoder = Decoder(self.embedding, name="decoder", **sizes)
@@ -114,9 +115,13 @@ class Transformer(keras.Model):
         return self.logits(x), DecoderCache(cache.memory, target_cache)
 
     def logits(self, x):
-        """(B, T, D) -> (B, T, V) float32: how well each piece fits (3.4)."""
-        kernel = ops.cast(self.embedding.embeddings, x.dtype)
-        return ops.cast(ops.matmul(x, ops.transpose(kernel)), "float32")
+        """(B, T, D) -> (B, T, V): how well each piece fits (3.4).
+
+        Computed in float32 whatever the compute type: rounded to bfloat16, a logit of
+        10 would be off by 0.03.
+        """
+        kernel = ops.cast(self.embedding.embeddings, "float32")
+        return ops.matmul(ops.cast(x, "float32"), ops.transpose(kernel))
 
     def init_cache(self, memory, rows) -> DecoderCache:
         """The cache before the first token.
@@ -132,9 +137,18 @@ class Transformer(keras.Model):
         return DecoderCache(projected, [Cache(empty, empty) for _ in layers])
 
 
-def build_transformer(config: ModelConfig) -> Transformer:
-    """A model of that size with all its variables, in the current Keras policy."""
-    model = Transformer(**dataclasses.asdict(config))
+def build_transformer(
+    config: ModelConfig, vocab_size: int | None = None
+) -> Transformer:
+    """A model of that size with all its variables, in the current Keras policy.
+
+    Args:
+        config: the size.
+        vocab_size: pieces that the vocabulary really has; a small corpus has fewer
+            than it was asked for.
+    """
+    sizes = dataclasses.asdict(config)
+    model = Transformer(**{**sizes, "vocab_size": vocab_size or config.vocab_size})
     tokens = np.ones((1, 2), np.int32)
     model((tokens, tokens))
     return model

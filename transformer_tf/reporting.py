@@ -33,8 +33,9 @@ class Reporter:
         self.bar = tqdm(
             total=config.max_steps,
             initial=step,
-            unit=" updates",
             file=sys.stdout,
+            # Our own estimate of what is left knows of max_minutes.
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
             disable=None,  # where there is no terminal; lines take its place
         )
         self.latest: Progress | None = None
@@ -59,14 +60,14 @@ class Reporter:
             learning_rate=progress.learning_rate,
             tokens_per_second=progress.tokens_per_second,
         )
+        left = datetime.timedelta(seconds=round(self._seconds_left()))
         state = (
             f"loss {progress.loss:.3f} rate {progress.learning_rate:.2e} "
-            f"{progress.tokens_per_second:,.0f} target tokens/s"
+            f"{progress.tokens_per_second:,.0f} target tokens/s {left} left"
         )
         self.bar.set_postfix_str(state)
         if self.bar.disable:
-            left = datetime.timedelta(seconds=round(self._seconds_left()))
-            log(f"update {progress.step:,} {state} {left} left")
+            log(f"update {progress.step:,} {state}")
 
     def validation(self, loss: float, scores: Scores | None, example: str) -> None:
         """Tells how good the model is after the update of the latest progress."""

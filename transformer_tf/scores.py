@@ -28,17 +28,15 @@ def score(
     """Scores translations against one reference each, detokenized, case as it is.
 
     English is cut into words as WMT does (13a). Japanese has no spaces: MeCab cuts it
-    if the extra `ja` is installed, else every character is a word.
+    if the extra `ja` is installed, else every character is a word. Likewise Korean.
     """
     from sacrebleu.metrics import BLEU, CHRF  # half a second that few calls need
 
-    if target_lang == "ja":
-        try:
-            bleu = BLEU(trg_lang="ja")
-        except RuntimeError:
-            bleu = BLEU(tokenize="char")
-    else:
-        bleu = BLEU(trg_lang=target_lang)
+    # force: no warning at each validation that a corpus looks tokenized.
+    try:
+        bleu = BLEU(trg_lang=target_lang, force=True)
+    except RuntimeError:  # a language whose words need a tokenizer that is not there
+        bleu = BLEU(tokenize="char", force=True)
     chrf = CHRF()
     return Scores(
         bleu.corpus_score(translations, [references]).score,

@@ -177,6 +177,7 @@ class Trainer:
         self.optimizer.build(model.trainable_variables)
         self.counters = Counters()
         self.window = _Sums()  # loss and tokens since the last report
+        self.reported = 0  # updates at the last report
         self.parts = None  # sums over the parts of an update
         if config.accumulation > 1:
             self.parts = _Sums([v.shape for v in model.trainable_variables])
@@ -198,84 +199,100 @@ class Trainer:
     def train(
         self,
         batches: Iterable,
-        after_update: Callable[[], bool],
+        *,
+        should_stop: Callable[[], bool],
+        after_update: Callable[[], None],
         report: Callable[[Progress], None],
+        validate: Callable[[], None],
         checkpoint: Callable[[], None],
-        validate: Callable[[], bool],
     ) -> None:
-        """Runs updates until max_steps, max_minutes, or a callback says stop.
+        """Runs updates until max_steps, max_minutes, patience or `should_stop`.
 
         Args:
             batches: endless, from the position that `step` says.
-            after_update: called after each update; True ends the training.
-            report: given the progress each `log_every` updates, before a validation,
-                and at the end.
+            should_stop: asked after each update.
+            after_update: called after each update.
+            report: given the progress each `log_every` updates, before a validation or
+                a checkpoint, and at the end.
+            validate: called each `validate_every` updates; calls `note_validation`.
             checkpoint: called each `checkpoint_every` updates and at the end.
-            validate: called each `validate_every` updates; True ends the training.
 
         Raises:
-            DivergedError: the loss of a window is not finite. Nothing was saved since.
+            DivergedError: the loss since the last report is not finite. It comes before
+                a checkpoint would be written.
         """
-        config, counters = self.config, self.counters
+        config = self.config
         batches = iter(self.strategy.experimental_distribute_dataset(batches))
-        clock = _Clock(counters.seconds)
-        self.reported = self.step
-        done = self.step >= config.max_steps
+        clock = _Clock(self.counters.seconds)
+        step = self.reported = self.step  # counted here: asking a GPU would wait for it
+        done = step >= config.max_steps or self._is_over(clock)
         while not done:
             for part in range(config.accumulation):
                 self._step(batches, apply=part == config.accumulation - 1)
-            step = self.step
-            stop = after_update() or self._time_is_up(clock)
-            last = stop or step >= config.max_steps
-            validation_due = step % config.validate_every == 0
-            if last or validation_due or step % config.log_every == 0:
-                report(self._progress(clock))
-            done = last
+            step += 1
+            after_update()
+            stop = should_stop()
+            done = stop or step >= config.max_steps or self._is_over(clock)
+            validation_due = step % config.validate_every == 0 and not stop
+            checkpoint_due = step % config.checkpoint_every == 0
+            log_due = step % config.log_every == 0
+            if done or log_due or validation_due or checkpoint_due:
+                report(self._progress(step, clock))
             with clock.pause():
                 if validation_due:
-                    done = validate() or done
-                if done or step % config.checkpoint_every == 0:
+                    validate()
+                    done = done or self._is_over(clock)
+                if done or checkpoint_due:
                     checkpoint()
 
-    def validation_loss(self, batches: Iterable) -> float:
-        """Label-smoothed loss per real target token, without dropout."""
+    def validation_loss(self, batches: Iterable, model=None) -> float:
+        """Label-smoothed loss per real target token, without dropout.
+
+        Args:
+            batches: one pass.
+            model: another one than that in training, of the same size.
+        """
         total, tokens = 0.0, 0.0
         for batch in self.strategy.experimental_distribute_dataset(batches):
-            batch_total, batch_tokens = self._loss(batch)
+            batch_total, batch_tokens = self._loss(batch, model or self.model)
             total += float(batch_total)
             tokens += float(batch_tokens)
         return total / max(tokens, 1.0)
 
-    def note_validation(self, loss: float) -> bool:
-        """Remembers the best; True after `patience` validations without a better."""
-        counters, patience = self.counters, self.config.patience
-        if loss < counters.best_loss.numpy():
-            counters.best_loss.assign(loss)
-            counters.since_best.assign(0)
+    def note_validation(self, loss: float) -> None:
+        """Remembers the best loss and how many validations brought no better."""
+        if loss < self.counters.best_loss.numpy():
+            self.counters.best_loss.assign(loss)
+            self.counters.since_best.assign(0)
         else:
-            counters.since_best.assign_add(1)
-        return bool(patience) and int(counters.since_best.numpy()) >= patience
+            self.counters.since_best.assign_add(1)
 
-    def _time_is_up(self, clock) -> bool:
-        limit = self.config.max_minutes * 60
-        return limit > 0 and clock.read() >= limit
+    def _is_over(self, clock) -> bool:
+        """Whether the run's time or its patience is at an end."""
+        config = self.config
+        seconds = clock.read()
+        time_is_up = 0 < config.max_minutes * 60 <= seconds
+        since_best = int(self.counters.since_best.numpy())
+        return time_is_up or 0 < config.patience <= since_best
 
-    def _progress(self, clock) -> Progress:
+    def _progress(self, step: int, clock) -> Progress:
         loss_sum, tokens = self.window.read()
         self.window.reset()
         self.counters.tokens.assign_add(int(tokens))
         loss = loss_sum / max(tokens, 1.0)
         if not math.isfinite(loss):
             raise DivergedError(
-                f"the loss is {loss} at update {self.step}, expected a finite number; "
-                "lower --learning_rate_scale or raise --warmup_steps"
+                f"the loss is {loss} at update {step}, expected a finite number; the "
+                f"last checkpoint is from before update {self.reported + 1}; begin "
+                "anew in another --output_dir with a lower --learning_rate_scale or "
+                "longer --warmup_steps"
             )
-        updates, elapsed = self.step - self.reported, max(clock.lap(), 1e-9)
-        self.reported = self.step
+        updates, elapsed = step - self.reported, max(clock.lap(), 1e-9)
+        self.reported = step
         return Progress(
-            step=self.step,
+            step=step,
             loss=loss,
-            learning_rate=float(self.schedule(self.step - 1)),
+            learning_rate=float(self.schedule(step - 1)),
             tokens_per_second=tokens / elapsed,
             seconds_per_update=elapsed / max(updates, 1),
             seconds=clock.read(),
@@ -304,7 +321,7 @@ class Trainer:
         """Gradients of the summed loss, the summed loss, the number of real tokens."""
         variables = [v.value for v in self.model.trainable_variables]
         with tf.GradientTape() as tape:
-            loss, tokens = self._summed_loss(batch, training=True)
+            loss, tokens = self._summed_loss(self.model, batch, training=True)
         gradients = tape.gradient(loss, variables)
         # A gather's gradient is sparse, and Adam needs it dense.
         return [tf.convert_to_tensor(g) for g in gradients], loss, tokens
@@ -316,13 +333,13 @@ class Trainer:
         gradients = [tf.math.divide_no_nan(g, tokens) for g in gradients]
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
-    def _distributed_loss(self, batch):
-        sums = self.strategy.run(self._summed_loss, args=(batch, False))
+    def _distributed_loss(self, batch, model):
+        sums = self.strategy.run(self._summed_loss, args=(model, batch, False))
         return [
             self.strategy.reduce(tf.distribute.ReduceOp.SUM, x, axis=None) for x in sums
         ]
 
-    def _summed_loss(self, batch, training):
+    def _summed_loss(self, model, batch, training):
         inputs, target = batch
-        logits = self.model(inputs, training=training)
+        logits = model(inputs, training=training)
         return label_smoothed_loss(logits, target, self.config.label_smoothing)

@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the ops that an export is loaded with
 
-from transformer_tf.config import EOS_ID, PAD_ID, ConfigError, DecodingConfig
+from transformer_tf.config import (
+    EOS_ID,
+    MAX_BEAM_SIZE,
+    PAD_ID,
+    ConfigError,
+    DecodingConfig,
+)
 from transformer_tf.decoding import Hypotheses, beam_search
 
 # Whoever may ask may ask for anything, and an error would fail all the sentences that a
 # server has batched together. So what is out of bounds is brought to the nearest bound.
-MAX_BEAM_SIZE = 8
 MAX_LENGTH_PENALTY = 10.0
 
 # A batch holds sentences of similar length: BATCH_ROWS short ones, or as many long ones

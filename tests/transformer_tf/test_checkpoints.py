@@ -44,10 +44,11 @@ def batches(start=0):
 def run(trainer, checkpoint):
     trainer.train(
         batches(trainer.step),
-        after_update=lambda: False,
+        should_stop=lambda: False,
+        after_update=lambda: None,
         report=lambda progress: None,
         checkpoint=checkpoint,
-        validate=lambda: False,
+        validate=lambda: None,
     )
 
 
@@ -73,12 +74,14 @@ def test_resuming_equals_never_having_stopped(tmp_path):
         np.testing.assert_array_equal(resumed, expected)
 
 
-def test_every_weight_is_in_the_checkpoint_by_its_name(tmp_path):
-    trainer = make_trainer()
+@pytest.mark.parametrize(("positions", "count"), [("sinusoidal", 31), ("learned", 33)])
+def test_every_weight_is_in_the_checkpoint_by_its_name(tmp_path, positions, count):
+    model = build_transformer(dataclasses.replace(TINY, positions=positions))
+    trainer = Trainer(model, RECIPE, TINY.d_model)
     Checkpoints(tmp_path, trainer, keep=2).save()
     names = {name for name, _ in tf.train.list_variables(str(tmp_path))}
     saved = {name.split("/")[1] for name in names if name.startswith("weights/")}
-    assert len(saved) == len(trainer.model.weights) == 31
+    assert len(saved) == len(trainer.model.weights) == count
     assert {"encoder-layer1-mha-qkv_kernel", "decoder-layer1-layernorm3-beta"} <= saved
 
 
@@ -115,14 +118,39 @@ def test_the_newest_stay_and_are_averaged(tmp_path):
         np.testing.assert_allclose(weight, (third + fourth) / 2, atol=1e-7)
 
 
-def test_damage_is_one_line_that_names_the_file(tmp_path):
-    trainer = make_trainer()
-    Checkpoints(tmp_path, trainer, keep=2).save()
-    data = next(tmp_path.glob("*.data-*"))
+def damage(path):
+    data = next(path.parent.glob(path.name + ".data-*"))
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    with pytest.raises(CheckpointError, match="ckpt-0.*--fresh") as caught:
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path):
+    trainer = make_trainer(max_steps=2, checkpoint_every=1)
+    run(trainer, Checkpoints(tmp_path, trainer, keep=2).save)
+    damage(tmp_path / "ckpt-2")
+    told, other = [], make_trainer()
+    assert Checkpoints(tmp_path, other, keep=2).restore(told.append)
+    assert other.step == 1
+    assert len(told) == 1
+    assert "ckpt-2" in told[0]
+    assert (tmp_path / "ckpt-2.index").exists()
+
+
+def test_the_files_count_and_not_what_tensorflow_noted(tmp_path):
+    trainer = make_trainer(max_steps=1)
+    run(trainer, Checkpoints(tmp_path, trainer, keep=2).save)
+    (tmp_path / "checkpoint").unlink()
+    other = make_trainer()
+    assert Checkpoints(tmp_path, other, keep=2).restore()
+    assert other.step == 1
+
+
+def test_nothing_but_damage_is_an_error_of_one_line(tmp_path):
+    trainer = make_trainer()
+    Checkpoints(tmp_path, trainer, keep=2).save()
+    damage(tmp_path / "ckpt-0")
+    with pytest.raises(CheckpointError, match="none of the.*--fresh") as caught:
         Checkpoints(tmp_path, make_trainer(), keep=2).restore()
     assert "\n" not in str(caught.value)
 

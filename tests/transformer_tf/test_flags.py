@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from transformer_tf.config import ConfigError
-from transformer_tf.flags import make_parser, settings_of, with_file
+from transformer_tf.flags import file_flags, make_parser, settings_of
 
 
 @dataclass(frozen=True)
@@ -49,38 +49,44 @@ def test_a_mistake_is_one_line(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_file_sets_fields_of_any_group(tmp_path):
-    path = write(tmp_path, "minutes: 4\nsugar: 1\nkind: 煎茶\npot: iron\nguests: 1\n")
-    assert with_file(GROUPS, path) == {
-        "tea": Tea(4, 1.0, "煎茶", "iron"),
-        "table": Table(1),
-    }
-    assert GROUPS["tea"] == Tea()
+def test_a_file_is_flags_of_any_group(tmp_path):
+    path = write(tmp_path, "minutes: 4\nsugar: 1e-4\nkind: 煎茶\npot: iron\nguests: 1")
+    flags = file_flags(path, GROUPS.values())
+    parsed = make_parser("Tea.", GROUPS).parse_args([*flags, "--minutes", "9"])
+    assert parsed.tea == Tea(9, 1e-4, "煎茶", "iron")
+    assert parsed.table == Table(1)
 
 
-def test_what_yaml_reads_as_text_is_still_a_number(tmp_path):
-    assert with_file(GROUPS, write(tmp_path, "sugar: 1e-4"))["tea"].sugar == 1e-4
+def test_an_empty_value_leaves_the_default(tmp_path):
+    assert file_flags(write(tmp_path, "pot:\nkind: black"), GROUPS.values()) == [
+        "--kind=black"
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("minuets: 4", "sets 'minuets', which is no field"),
-        ("minutes: long", "sets minutes to 'long', expected int"),
-        ("minutes: 3.5", "sets minutes to 3.5, expected int"),
-        ("kind: 7", "sets kind to 7, expected str"),
         ("- minutes", "holds no `field: value` lines"),
         ("minutes: [", "is no YAML"),
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
-        with_file(GROUPS, write(tmp_path, text))
+        file_flags(write(tmp_path, text), GROUPS.values())
+
+
+@pytest.mark.parametrize("value", ["long", "3.5", ".inf", "[1]"])
+def test_a_value_of_the_wrong_type_is_one_line(tmp_path, capsys, value):
+    flags = file_flags(write(tmp_path, f"minutes: {value}"), GROUPS.values())
+    with pytest.raises(SystemExit, match="2"):
+        make_parser("Tea.", GROUPS).parse_args(flags)
+    assert "--minutes" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot read .*none.yaml"):
-        with_file(GROUPS, str(tmp_path / "none.yaml"))
+        file_flags(str(tmp_path / "none.yaml"), GROUPS.values())
 
 
 def test_settings_are_flat():

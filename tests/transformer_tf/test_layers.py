@@ -82,8 +82,9 @@ def test_learned_positions_are_weights():
     embedding = keras.layers.Embedding(10, 8)
     encoder = Encoder(embedding, 0, 8, 2, 16, positions="learned", max_length=6)
     tokens = np.array([[1, 2, 3]])
+    output = encoder(tokens)
     expected = embedding(tokens) * np.sqrt(8) + encoder.pos_encoding[:, :3]
-    np.testing.assert_allclose(encoder(tokens), expected, atol=1e-6)
+    np.testing.assert_allclose(output, expected, atol=1e-6)
     assert encoder.pos_encoding.shape == (1, 6, 8)
 
 

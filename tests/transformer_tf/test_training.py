@@ -99,10 +99,11 @@ def dataset_of(*batches):
 
 def run(trainer, batches, **callbacks):
     defaults = dict(
-        after_update=lambda: False,
+        should_stop=lambda: False,
+        after_update=lambda: None,
         report=lambda progress: None,
         checkpoint=lambda: None,
-        validate=lambda: False,
+        validate=lambda: None,
     )
     trainer.train(dataset_of(*batches), **{**defaults, **callbacks})
 
@@ -182,41 +183,71 @@ def test_callbacks_come_when_due():
     run(
         trainer,
         [make_batch()] * 10,
+        after_update=lambda: calls.append(("update", trainer.step)),
         report=lambda p: calls.append(("report", p.step)),
         checkpoint=lambda: calls.append(("checkpoint", trainer.step)),
         validate=lambda: calls.append(("validate", trainer.step)),
     )
-    assert [step for name, step in calls if name == "report"] == [4, 5, 8, 10]
-    assert [step for name, step in calls if name == "validate"] == [4, 8]
-    assert [step for name, step in calls if name == "checkpoint"] == [3, 6, 9, 10]
+
+    def steps_of(called):
+        return [step for name, step in calls if name == called]
+
+    assert steps_of("update") == list(range(1, 11))
+    assert steps_of("report") == [3, 4, 5, 6, 8, 9, 10]
+    assert steps_of("validate") == [4, 8]
+    assert steps_of("checkpoint") == [3, 6, 9, 10]
 
 
-@pytest.mark.parametrize("reason", ["after_update", "validate"])
-def test_stops_early_and_saves(reason):
-    saved = []
-    trainer = make_trainer(max_steps=10, validate_every=1)
+def test_stops_when_asked_and_saves_without_validating():
+    saved, validated = [], []
+    trainer = make_trainer(max_steps=10, validate_every=2)
     run(
         trainer,
         [make_batch()] * 10,
+        should_stop=lambda: trainer.step == 2,
         checkpoint=lambda: saved.append(trainer.step),
-        **{reason: lambda: trainer.step == 2},
+        validate=lambda: validated.append(trainer.step),
     )
+    assert (saved, validated) == ([2], [])
+
+
+def test_patience_ends_a_run_for_good():
+    losses = [3.0, 2.0, 2.5, 1.9, 2.0, 1.95, 1.0]
+    trainer = make_trainer(patience=2, max_steps=10, validate_every=1)
+
+    def validate():
+        trainer.note_validation(losses[trainer.step - 1])
+
+    run(trainer, [make_batch()] * 10, validate=validate)
+    assert trainer.step == 6
+    run(trainer, [make_batch()] * 10, validate=validate)
+    assert trainer.step == 6
+
+
+def test_minutes_end_a_run_for_good():
+    trainer = make_trainer(max_minutes=1e-6, max_steps=10)
+    run(trainer, [make_batch()] * 10)
+    run(trainer, [make_batch()] * 10)
+    assert trainer.step == 1
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved():
+    trainer = make_trainer(max_steps=10, checkpoint_every=2)
+    embeddings = trainer.model.embedding.embeddings
+    saved = []
+
+    def spoil():
+        if trainer.step == 3:
+            embeddings.assign(tf.fill(embeddings.shape, float("nan")))
+
+    with pytest.raises(DivergedError, match="nan at update 4.*before update 3"):
+        run(
+            trainer,
+            [make_batch()] * 10,
+            after_update=spoil,
+            checkpoint=lambda: saved.append(trainer.step),
+        )
     assert saved == [2]
-
-
-def test_patience_counts_validations_without_a_better_loss():
-    trainer = make_trainer(patience=2)
-    losses = [3.0, 2.0, 2.5, 1.9, 2.0, 1.95]
-    assert [trainer.note_validation(loss) for loss in losses] == [False] * 5 + [True]
-
-
-def test_a_loss_that_is_no_number_stops_the_run():
-    trainer = make_trainer()
-    trainer.model.embedding.embeddings.assign(
-        tf.fill(trainer.model.embedding.embeddings.shape, float("nan"))
-    )
-    with pytest.raises(DivergedError, match="nan at update 1"):
-        run(trainer, [make_batch()])
 
 
 def test_dropout_states_are_found():

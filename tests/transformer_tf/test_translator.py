@@ -13,8 +13,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from data_pipeline.tokenizer import Tokenizer, train_vocabulary
 from transformer_tf import translator as translator_module
-from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID, ConfigError
-from transformer_tf.model import Transformer
+from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID, PRESETS, ConfigError
+from transformer_tf.model import Transformer, build_transformer
 from transformer_tf.translator import (
     ExportError,
     Translator,
@@ -422,3 +422,15 @@ def test_batches_are_bounded_by_rows_and_by_bytes():
     batches = list(translator_module._batches(lines))
     assert sorted(i for batch in batches for i in batch) == list(range(80))
     assert [len(batch) for batch in batches] == [32, 32, 6, 4, 4, 1, 1]
+
+
+@pytest.mark.slow
+def test_an_export_of_small_holds_its_weights_once(tmp_path):
+    """Files of every kind counted: 4 bytes a parameter, 5 percent, the vocabulary."""
+    sentences = [f"{a}と{b}。" for a in "山川海空" for b in "犬猫鳥魚"]
+    tokenizer = Tokenizer(train_vocabulary(sentences, 400))
+    model = build_transformer(PRESETS["small"].model)
+    Translator(model, tokenizer).save(tmp_path / "1")
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    vocabulary = len(tokenizer.model_bytes)
+    assert size <= 1.05 * 4 * model.count_params() + vocabulary
