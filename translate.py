@@ -313,7 +313,7 @@ def run(options: argparse.Namespace) -> None:
         else:
             output = standard(sys.stdout)
         model = load_model(export)
-        if options.output:
+        if options.output and os.path.isfile(options.output):
             output.truncate(0)
         translations = translate_stream(model, lines, output, options, window)
         if references is None:

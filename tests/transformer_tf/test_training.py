@@ -1,4 +1,5 @@
 import dataclasses
+import time
 
 import keras
 import numpy as np
@@ -225,8 +226,9 @@ def test_patience_ends_a_run_for_good():
 
 
 def test_minutes_end_a_run_for_good():
-    trainer = make_trainer(max_minutes=1e-6, max_steps=10)
-    run(trainer, [make_batch()] * 10)
+    trainer = make_trainer(max_minutes=0.01, max_steps=10)
+    run(trainer, [make_batch()] * 10, after_update=lambda: time.sleep(0.7))
+    assert trainer.step == 1
     run(trainer, [make_batch()] * 10)
     assert trainer.step == 1
 
