@@ -181,10 +181,30 @@ class DecoderLayer(MaskedLayer):
 
 
 class Stack(MaskedLayer):
-    """What encoder and decoder share: the way in (3.4, 3.5) and a row of stations."""
+    """What encoder and decoder share: the way in (3.4, 3.5) and a row of stations.
+
+    Args:
+        embedding: the layer that turns ids into vectors; both stacks have the same.
+        num_layers: how many stations.
+        d_model, num_heads, d_ff, dropout_rate, projection_gain: as for `EncoderLayer`.
+        positions: "sinusoidal" or "learned".
+        max_length: longest input in tokens.
+        station: the class of the stations.
+    """
 
     def __init__(
-        self, embedding, d_model, dropout_rate, positions, max_length, **kwargs
+        self,
+        station,
+        embedding,
+        num_layers,
+        d_model,
+        num_heads,
+        d_ff,
+        dropout_rate=0.1,
+        positions="sinusoidal",
+        max_length=256,
+        projection_gain=1.0,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         self.d_model = d_model
@@ -192,6 +212,10 @@ class Stack(MaskedLayer):
         self.dropout = keras.layers.Dropout(dropout_rate, name="dropout")
         self.positions = positions
         self.max_length = max_length
+        sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
+        self.stations = [
+            station(*sizes, name=f"layer{i + 1}") for i in range(num_layers)
+        ]
 
     def build(self, x_shape):
         if self.positions == "learned":
@@ -214,36 +238,14 @@ class Stack(MaskedLayer):
 
 
 class Encoder(Stack):
-    """The way up on the source side: embedding, positions, stations (3.1).
+    """The way up on the source side (3.1); arguments as for `Stack`."""
 
-    Args:
-        embedding: the layer that turns ids into vectors; shared with the decoder.
-        num_layers: how many stations.
-        d_model, num_heads, d_ff, dropout_rate, projection_gain: as for `EncoderLayer`.
-        positions: "sinusoidal" or "learned".
-        max_length: longest input in tokens.
-    """
+    def __init__(self, *args, **kwargs):
+        super().__init__(EncoderLayer, *args, **kwargs)
 
-    def __init__(
-        self,
-        embedding,
-        num_layers,
-        d_model,
-        num_heads,
-        d_ff,
-        dropout_rate=0.1,
-        positions="sinusoidal",
-        max_length=256,
-        projection_gain=1.0,
-        **kwargs,
-    ):
-        super().__init__(
-            embedding, d_model, dropout_rate, positions, max_length, **kwargs
-        )
-        sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
-        self.enc_layers = [
-            EncoderLayer(*sizes, name=f"layer{i + 1}") for i in range(num_layers)
-        ]
+    @property
+    def enc_layers(self):
+        return self.stations
 
     def call(self, x, training=False, mask=None):
         """(B, S) ids -> (B, S, D); mask broadcast to (B, H, S, S)."""
@@ -254,28 +256,14 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """The way up on the target side; arguments as for `Encoder`."""
+    """The way up on the target side (3.1); arguments as for `Stack`."""
 
-    def __init__(
-        self,
-        embedding,
-        num_layers,
-        d_model,
-        num_heads,
-        d_ff,
-        dropout_rate=0.1,
-        positions="sinusoidal",
-        max_length=256,
-        projection_gain=1.0,
-        **kwargs,
-    ):
-        super().__init__(
-            embedding, d_model, dropout_rate, positions, max_length, **kwargs
-        )
-        sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
-        self.dec_layers = [
-            DecoderLayer(*sizes, name=f"layer{i + 1}") for i in range(num_layers)
-        ]
+    def __init__(self, *args, **kwargs):
+        super().__init__(DecoderLayer, *args, **kwargs)
+
+    @property
+    def dec_layers(self):
+        return self.stations
 
     def call(self, x, memory, cache=None, training=False, mask=None, memory_mask=None):
         """(B, T) ids -> (B, T, D) and the new caches.
