@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformer_tf.config import (
     TrainingConfig,
 )
 from transformer_tf.flags import OneLineErrors, file_flags, make_parser, settings_of
+from transformer_tf.interrupt import Interrupt
 from transformer_tf.run_directory import RunDirectory, log, write_text
 
 if TYPE_CHECKING:
@@ -90,31 +92,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class Interrupt:
-    """Remembers SIGINT and SIGTERM while it is open, so that the update ends and is
-    saved. Asked twice, the process ends at once."""
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self):
-        self.signal = 0
-
-    def __enter__(self) -> "Interrupt":
-        self.before = [signal.signal(number, self._take) for number in self.SIGNALS]
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in zip(self.SIGNALS, self.before, strict=True):
-            signal.signal(number, handler)
-
-    def _take(self, number, frame) -> None:
-        if self.signal:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.signal = number
-        log(f"{signal.Signals(number).name}: stopping after this update")
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -161,10 +138,12 @@ class Session:
 
         from data_pipeline.batches import Batches
         from transformer_tf.checkpoints import Checkpoints
-        from transformer_tf.training import Trainer, choose_precision
+        from transformer_tf.devices import choose_precision, choose_xla
+        from transformer_tf.training import Trainer
         from transformer_tf.translator import Translator
 
         training = options.training
+        self.xla = choose_xla(training.xla)
         self.options, self.run, self.corpus = options, run, corpus
         keras.utils.set_random_seed(training.seed)
         self.tokenizer = self._vocabulary()
@@ -176,7 +155,7 @@ class Session:
             batch_tokens=training.batch_tokens // training.accumulation,
             seed=training.seed,
             # More shapes mean less padding; only XLA has to pay for each.
-            max_shapes=12 if training.xla == "full" else 32,
+            max_shapes=12 if self.xla == "full" else 32,
         )
         self.batches = Batches(self._encode("train"), **sizes)
         self.validation = Batches(self._encode("validation"), **sizes)
@@ -203,6 +182,7 @@ class Session:
             self.run.log, self.run.metrics, self.options.training, trainer.step
         )
 
+        self._warm_up()
         with self.reporter:
             trainer.train(
                 self.batches.dataset(trainer.step * self.options.training.accumulation),
@@ -306,7 +286,7 @@ class Session:
             "keras": keras.__version__,
             "devices": [getattr(d, "name", d) for d in devices],
             "precision": self.precision,
-            "xla": self.options.training.xla,
+            "xla": self.xla,
             "seed": self.options.training.seed,
             "parameters": self.model.count_params(),
             "vocabulary": self.tokenizer.vocab_size,
@@ -326,6 +306,15 @@ class Session:
         self.run.note(**facts)
         for name, value in facts.items():
             log(f"{name}: {value}")
+
+    def _warm_up(self) -> None:
+        """The largest batch first: if it does not fit, that is known at once."""
+        buckets = self.batches.buckets
+        shapes = [(b.rows, b.source_length, b.target_length) for b in buckets]
+        shapes.sort(key=lambda shape: shape[0] * (shape[1] + shape[2]), reverse=True)
+        start = time.monotonic()
+        self.trainer.warm_up(shapes if self.xla == "full" else shapes[:1])
+        log(f"first gradients: {time.monotonic() - start:.1f} s")
 
     def _validate(self) -> None:
         """Loss, and scores of a greedy sample."""

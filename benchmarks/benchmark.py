@@ -113,10 +113,10 @@ def training(options: argparse.Namespace) -> list[Row]:
     trainer, iterator = session.trainer(), iter(batches.dataset())
 
     def ours() -> float:
-        trainer.window.reset()
+        trainer.update.window.take()
         for _ in range(steps):
-            trainer._step(iterator, apply=True)
-        return trainer.window.read()[1]
+            trainer.update(iterator, apply=True)
+        return trainer.update.window.take()[1]
 
     contenders: dict[str, Callable[[], float]] = {"ours": ours}
     if options.against:

@@ -38,7 +38,7 @@ class Checkpoints:
             weights=_named_weights(trainer.model),
             optimizer=trainer.optimizer,
             counters=trainer.counters,
-            dropout=trainer.dropout_states(),
+            dropout=trainer.update.dropout_states(),
         )
         self.manager = tf.train.CheckpointManager(
             self.checkpoint, str(directory), max_to_keep=keep

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 MAX_BEAM_SIZE = 8
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 class ConfigError(ValueError):
@@ -86,8 +87,8 @@ class TrainingConfig:
     warmup_steps: int = 4000  # updates with a rising learning rate (5.3)
     learning_rate_scale: float = 1.0  # factor on the paper's rate, 1 = the paper (5.3)
     label_smoothing: float = 0.1  # epsilon_ls (5.4)
-    precision: str = "auto"  # float32, bfloat16, or auto: bfloat16 on a GPU that has it
-    xla: str = "off"  # off, or full: compile the forward and backward pass
+    precision: str = "auto"  # float32, bfloat16, float16; auto: bfloat16 if it is fast
+    xla: str = "auto"  # off, full: compile the step for each shape; auto: full on a GPU
     seed: int = 1  # of weights, dropout and data order
     log_every: int = 50  # updates between two lines of the log
     validate_every: int = 1000  # updates between two validations
@@ -106,8 +107,8 @@ class TrainingConfig:
         _check_range(self, "max_minutes", 0, 1_000_000)
         _check_range(self, "learning_rate_scale", 1e-6, 1000)
         _check_range(self, "label_smoothing", 0, 0.99)
-        _check_choice(self, "precision", ("auto", "float32", "bfloat16"))
-        _check_choice(self, "xla", ("off", "full"))
+        _check_choice(self, "precision", PRECISIONS)
+        _check_choice(self, "xla", ("auto", "off", "full"))
         _check_range(self, "keep_checkpoints", 1, 1000)
         _check(
             1 <= self.average_checkpoints <= self.keep_checkpoints,

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from transformer_tf.attention import MultiHeadAttention, projection_initializer
-from transformer_tf.config import check_dropout
+from transformer_tf.dropout import Dropout
 
 LAYERNORM_EPSILON = 1e-6
 
@@ -82,14 +82,13 @@ class EncoderLayer(MaskedLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_dropout(dropout_rate)
         sizes = (d_model, num_heads, projection_gain)
         self.mha = MultiHeadAttention(*sizes, name="mha")
         self.ffn = feed_forward(d_model, d_ff, projection_gain)
         self.layernorm1 = layer_norm("layernorm1")
         self.layernorm2 = layer_norm("layernorm2")
-        self.dropout1 = keras.layers.Dropout(dropout_rate, name="dropout1")
-        self.dropout2 = keras.layers.Dropout(dropout_rate, name="dropout2")
+        self.dropout1 = Dropout(dropout_rate, name="dropout1")
+        self.dropout2 = Dropout(dropout_rate, name="dropout2")
 
     def call(self, x, training=False, mask=None):
         """(B, S, D) -> (B, S, D); mask broadcast to (B, H, S, S), True = may look."""
@@ -121,7 +120,6 @@ class DecoderLayer(MaskedLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_dropout(dropout_rate)
         sizes = (d_model, num_heads, projection_gain)
         self.mha = MultiHeadAttention(*sizes, name="mha")
         self.cross_mha = MultiHeadAttention(*sizes, name="cross_mha")
@@ -129,9 +127,9 @@ class DecoderLayer(MaskedLayer):
         self.layernorm1 = layer_norm("layernorm1")
         self.layernorm2 = layer_norm("layernorm2")
         self.layernorm3 = layer_norm("layernorm3")
-        self.dropout1 = keras.layers.Dropout(dropout_rate, name="dropout1")
-        self.dropout2 = keras.layers.Dropout(dropout_rate, name="dropout2")
-        self.dropout3 = keras.layers.Dropout(dropout_rate, name="dropout3")
+        self.dropout1 = Dropout(dropout_rate, name="dropout1")
+        self.dropout2 = Dropout(dropout_rate, name="dropout2")
+        self.dropout3 = Dropout(dropout_rate, name="dropout3")
 
     def call(self, x, memory, cache=None, training=False, mask=None, memory_mask=None):
         """One step of understanding of the target so far.
@@ -209,7 +207,7 @@ class Stack(MaskedLayer):
         super().__init__(**kwargs)
         self.d_model = d_model
         self.embedding = embedding
-        self.dropout = keras.layers.Dropout(dropout_rate, name="dropout")
+        self.dropout = Dropout(dropout_rate, name="dropout")
         self.positions = positions
         self.max_length = max_length
         sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)

@@ -50,7 +50,8 @@ class Transformer(keras.Model):
         projection_gain: float = 1.0,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        # The layers below compute in the type of the policy, the logits in float32.
+        super().__init__(dtype="float32", **kwargs)
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.embedding = keras.layers.Embedding(
@@ -118,10 +119,14 @@ class Transformer(keras.Model):
         """(B, T, D) -> (B, T, V): how well each piece fits (3.4).
 
         Computed in float32 whatever the compute type: rounded to bfloat16, a logit of
-        10 would be off by 0.03.
+        10 would be off by 0.03. The way back may be as coarse as the other gradients.
         """
-        kernel = ops.cast(self.embedding.embeddings, "float32")
-        return ops.matmul(ops.cast(x, "float32"), ops.transpose(kernel))
+        kernel = ops.transpose(self.embedding.embeddings)  # (D, V)
+        if x.dtype == kernel.dtype:
+            return ops.matmul(x, kernel)
+        rows = ops.reshape(x, (-1, x.shape[-1]))
+        logits = _product_with_coarse_gradient(rows, kernel)
+        return ops.reshape(logits, (*ops.shape(x)[:-1], kernel.shape[1]))
 
     def init_cache(self, memory, rows) -> DecoderCache:
         """The cache before the first token.
@@ -135,6 +140,20 @@ class Transformer(keras.Model):
         heads, width = projected[0].key.shape[1], projected[0].key.shape[3]
         empty = ops.zeros((rows, heads, 0, width), dtype=projected[0].key.dtype)
         return DecoderCache(projected, [Cache(empty, empty) for _ in layers])
+
+
+@ops.custom_gradient
+def _product_with_coarse_gradient(x, kernel):
+    """(N, D) (D, V) in the type of the kernel; its gradients are computed in x's."""
+    product = ops.matmul(ops.cast(x, kernel.dtype), kernel)
+
+    def gradient(upstream):
+        upstream = ops.cast(upstream, x.dtype)
+        to_x = ops.matmul(upstream, ops.transpose(ops.cast(kernel, x.dtype)))
+        to_kernel = ops.matmul(ops.transpose(x), upstream)
+        return to_x, ops.cast(to_kernel, kernel.dtype)
+
+    return product, gradient
 
 
 def build_transformer(

@@ -65,6 +65,8 @@ class Reporter:
             f"loss {progress.loss:.3f} rate {progress.learning_rate:.2e} "
             f"{progress.tokens_per_second:,.0f} target tokens/s {left} left"
         )
+        if progress.skipped:
+            state += f", {progress.skipped} updates skipped (not finite)"
         self.bar.set_postfix_str(state)
         if self.bar.disable:
             log(f"update {progress.step:,} {state}")

@@ -1,9 +1,7 @@
-"""How it learns: the loss, the learning rate, and the update (paper, section 5).
+"""How it learns: the learning rate and the update (paper, section 5).
 
-The loop is our own, because a step must be able to resume anywhere and to run under any
-`tf.distribute` strategy: replicas and parts of an update add up *sums* of losses, and
-one division by the number of real target tokens of the whole update comes last. So the
-gradient does not depend on how a batch was cut.
+The loop is our own, because a run must be able to end, and to go on, at any update.
+What one update computes is in `update.py`.
 """
 
 import contextlib
@@ -15,38 +13,19 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from transformer_tf.config import PAD_ID, TrainingConfig
+from transformer_tf.config import TrainingConfig
+from transformer_tf.update import Update
 
 ADAM = dict(beta_1=0.9, beta_2=0.98, epsilon=1e-9)  # paper, 5.3
 
+MAX_SKIPPED_IN_ROW = 10  # updates; then the run has diverged
+MAX_LOSS = 10.0  # so many times the loss of guessing: diverged too
+
 
 class DivergedError(Exception):
-    """The loss is no longer a number."""
+    """The run has left the region where it can learn."""
 
     exit_code = 4
-
-
-def label_smoothed_loss(logits, target, smoothing: float):
-    """Cross entropy against (1 - smoothing) on the target, the rest on all V alike.
-
-    With z the logits this is (1 - e) * (lse(z) - z_y) + e * (lse(z) - mean(z)), so no
-    one-hot table is needed. Padding counts for nothing (5.4). Well-known codes spread
-    the rest over V - 1 or V - 2 pieces instead; the difference is below 1e-3.
-
-    Args:
-        logits: (B, T, V) float32.
-        target: (B, T) ids.
-        smoothing: epsilon_ls.
-
-    Returns:
-        The summed loss, and the number of real target tokens, both float32 scalars.
-    """
-    real = tf.cast(tf.not_equal(target, PAD_ID), tf.float32)
-    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)  # (B, T)
-    if smoothing:
-        chosen = tf.gather(logits, target, batch_dims=2)
-        loss += smoothing * (chosen - tf.reduce_mean(logits, axis=-1))
-    return tf.reduce_sum(loss * real), tf.reduce_sum(real)
 
 
 @keras.saving.register_keras_serializable("transformer_tf")
@@ -69,31 +48,17 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         )
 
 
-def choose_precision(precision: str) -> str:
-    """ "auto" -> bfloat16 if every visible GPU computes it (Ampere or later)."""
-    if precision != "auto":
-        return precision
-    gpus = tf.config.list_physical_devices("GPU")
-    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-    capable = [d.get("compute_capability", (0, 0)) >= (8, 0) for d in details]
-    return "bfloat16" if gpus and all(capable) else "float32"
+class OutOfMemoryError(Exception):
+    """The device has too little memory for a batch."""
 
-
-class Counters(tf.Module):
-    """What a run has done so far; saved with the weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = tf.Variable(0, dtype=tf.int64, trainable=False)  # real, target
-        self.seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        self.best_loss = tf.Variable(float("inf"), dtype=tf.float64, trainable=False)
-        self.since_best = tf.Variable(0, dtype=tf.int64, trainable=False)
+    exit_code = 2
 
 
 class Progress(NamedTuple):
     """What happened since the last report."""
 
     step: int
+    skipped: int  # updates since the last report
     loss: float  # label-smoothed, per real target token, mean since the last report
     learning_rate: float
     tokens_per_second: float  # real target tokens
@@ -101,34 +66,11 @@ class Progress(NamedTuple):
     seconds: float  # of the whole run, over all its sittings
 
 
-class _Sums:
-    """Sums that each replica keeps for itself and a reader adds up."""
+class Reported(NamedTuple):
+    """Where the last report was."""
 
-    def __init__(self, shapes=()):
-        def zeros(shape=()):
-            return tf.Variable(
-                tf.zeros(shape),
-                trainable=False,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.SUM,
-            )
-
-        self.loss, self.tokens = zeros(), zeros()
-        self.gradients = [zeros(shape) for shape in shapes]
-
-    def add(self, loss, tokens, gradients=()):
-        self.loss.assign_add(loss)
-        self.tokens.assign_add(tokens)
-        for total, gradient in zip(self.gradients, gradients, strict=True):
-            total.assign_add(gradient)
-
-    def read(self) -> tuple[float, float]:
-        """Loss and tokens over all replicas."""
-        return tuple(float(tf.convert_to_tensor(x)) for x in (self.loss, self.tokens))
-
-    def reset(self):
-        for total in (self.loss, self.tokens, *self.gradients):
-            total.assign(tf.zeros_like(total))
+    step: int
+    skipped: int
 
 
 class _Clock:
@@ -175,26 +117,31 @@ class Trainer:
         )
         self.optimizer = keras.optimizers.Adam(self.schedule, **ADAM)
         self.optimizer.build(model.trainable_variables)
-        self.counters = Counters()
-        self.window = _Sums()  # loss and tokens since the last report
-        self.reported = 0  # updates at the last report
-        self.parts = None  # sums over the parts of an update
-        if config.accumulation > 1:
-            self.parts = _Sums([v.shape for v in model.trainable_variables])
-        self._step = tf.function(self._distributed_step)
-        self._loss = tf.function(self._distributed_loss, reduce_retracing=True)
-        if config.xla == "full":
-            self._gradients = tf.function(self._gradients, jit_compile=True)
+        self.update = Update(model, self.optimizer, config)
+        self.counters = self.update.counters
+        self.reported = Reported(0, 0)
 
     @property
     def step(self) -> int:
-        """Finished updates."""
-        return int(tf.convert_to_tensor(self.optimizer.iterations.value))
+        """Finished updates, skipped ones too."""
+        return int(self.counters.updates.numpy())
 
-    def dropout_states(self) -> list:
-        """Variables that dropout draws from; no weight, but part of an exact resume."""
-        weights = {id(v) for v in self.model.weights}
-        return [v.value for v in self.model.variables if id(v) not in weights]
+    def warm_up(self, shapes: list[tuple[int, int, int]]) -> None:
+        """Computes the gradient of a batch of each shape (B, S, T), and forgets it.
+
+        Raises:
+            OutOfMemoryError: one does not fit. Name the largest first.
+        """
+        try:
+            self.update.warm_up(shapes)
+        except tf.errors.ResourceExhaustedError as error:
+            rows, source_length, target_length = shapes[0]
+            tokens, parts = self.config.batch_tokens, self.config.accumulation
+            raise OutOfMemoryError(
+                f"a batch of {rows} x ({source_length} + {target_length}) tokens does "
+                f"not fit into memory, try --batch_tokens {tokens // 2} or "
+                f"--accumulation {2 * parts}"
+            ) from error
 
     def train(
         self,
@@ -215,21 +162,24 @@ class Trainer:
             report: given the progress each `log_every` updates, before a validation or
                 a checkpoint, and at the end.
             validate: called each `validate_every` updates; calls `note_validation`.
-            checkpoint: called each `checkpoint_every` updates and at the end.
+            checkpoint: called each `checkpoint_every` updates and at the end; not after
+                a skipped update, so that what is kept is sound.
 
         Raises:
-            DivergedError: the loss since the last report is not finite. It comes before
-                a checkpoint would be written.
+            DivergedError: ten updates in a row had to be skipped, or the loss is far
+                worse than guessing. It comes before a checkpoint would be written.
         """
         config = self.config
         batches = iter(self.strategy.experimental_distribute_dataset(batches))
         clock = _Clock(self.counters.seconds)
-        step = self.reported = self.step  # counted here: asking a GPU would wait for it
+        step = self.step  # counted here: asking a GPU would wait for it
+        self.reported = Reported(step, int(self.counters.skipped.numpy()))
         done = step >= config.max_steps or self._is_over(clock)
         while not done:
             for part in range(config.accumulation):
-                self._step(batches, apply=part == config.accumulation - 1)
+                self.update(batches, apply=part == config.accumulation - 1)
             step += 1
+            self._check_skipped(step)
             after_update()
             stop = should_stop()
             done = stop or step >= config.max_steps or self._is_over(clock)
@@ -242,7 +192,7 @@ class Trainer:
                 if validation_due:
                     validate()
                     done = done or self._is_over(clock)
-                if done or checkpoint_due:
+                if (done or checkpoint_due) and not self._skipped_in_row():
                     checkpoint()
 
     def validation_loss(self, batches: Iterable, model=None) -> float:
@@ -254,7 +204,7 @@ class Trainer:
         """
         total, tokens = 0.0, 0.0
         for batch in self.strategy.experimental_distribute_dataset(batches):
-            batch_total, batch_tokens = self._loss(batch, model or self.model)
+            batch_total, batch_tokens = self.update.loss(batch, model or self.model)
             total += float(batch_total)
             tokens += float(batch_tokens)
         return total / max(tokens, 1.0)
@@ -275,71 +225,44 @@ class Trainer:
         since_best = int(self.counters.since_best.numpy())
         return time_is_up or 0 < config.patience <= since_best
 
+    def _check_skipped(self, step: int) -> None:
+        """Now and then, since it waits for the device."""
+        if step % MAX_SKIPPED_IN_ROW == 0:
+            skipped = self._skipped_in_row()
+            if skipped >= MAX_SKIPPED_IN_ROW:
+                raise _diverged(
+                    step, f"loss or gradient was not finite {skipped} times in a row"
+                )
+
+    def _skipped_in_row(self) -> int:
+        return int(self.counters.skipped_in_row.numpy())
+
     def _progress(self, step: int, clock) -> Progress:
-        loss_sum, tokens = self.window.read()
-        self.window.reset()
+        loss_sum, tokens = self.update.window.take()
         self.counters.tokens.assign_add(int(tokens))
         loss = loss_sum / max(tokens, 1.0)
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss is {loss} at update {step}, expected a finite number; the "
-                f"last checkpoint is from before update {self.reported + 1}; begin "
-                "anew in another --output_dir with a lower --learning_rate_scale or "
-                "longer --warmup_steps"
+        guessing = math.log(self.model.vocab_size)
+        if loss > MAX_LOSS * guessing:
+            raise _diverged(
+                step, f"the loss is {loss:.4g}, guessing would give {guessing:.1f}"
             )
-        updates, elapsed = step - self.reported, max(clock.lap(), 1e-9)
-        self.reported = step
+        skipped = int(self.counters.skipped.numpy())
+        updates, elapsed = step - self.reported.step, max(clock.lap(), 1e-9)
+        before, self.reported = self.reported, Reported(step, skipped)
         return Progress(
             step=step,
+            skipped=skipped - before.skipped,
             loss=loss,
-            learning_rate=float(self.schedule(step - 1)),
+            learning_rate=float(self.schedule(step - skipped - 1)),
             tokens_per_second=tokens / elapsed,
             seconds_per_update=elapsed / max(updates, 1),
             seconds=clock.read(),
         )
 
-    # What follows runs inside tf.function.
 
-    def _distributed_step(self, batches, apply):
-        # The batch is taken here, where its shape is unknown, so that all shapes share
-        # one graph. `apply` is a Python bool that picks one of two graphs: an optimizer
-        # inside tf.cond could not talk to the other replicas.
-        self.strategy.run(self._replica_step, args=(next(batches), apply))
-
-    def _replica_step(self, batch, apply):
-        gradients, loss, tokens = self._gradients(batch)
-        self.window.add(loss, tokens)
-        if self.parts is not None:
-            self.parts.add(loss, tokens, gradients)
-            gradients, tokens = self.parts.gradients, self.parts.tokens
-        if apply:
-            self._apply(gradients, tokens)
-            if self.parts is not None:
-                self.parts.reset()
-
-    def _gradients(self, batch):
-        """Gradients of the summed loss, the summed loss, the number of real tokens."""
-        variables = [v.value for v in self.model.trainable_variables]
-        with tf.GradientTape() as tape:
-            loss, tokens = self._summed_loss(self.model, batch, training=True)
-        gradients = tape.gradient(loss, variables)
-        # A gather's gradient is sparse, and Adam needs it dense.
-        return [tf.convert_to_tensor(g) for g in gradients], loss, tokens
-
-    def _apply(self, gradients, tokens):
-        """The optimizer adds up what the replicas bring; each divides by all tokens."""
-        replica = tf.distribute.get_replica_context()
-        tokens = replica.all_reduce(tf.distribute.ReduceOp.SUM, tokens)
-        gradients = [tf.math.divide_no_nan(g, tokens) for g in gradients]
-        self.optimizer.apply(gradients, self.model.trainable_variables)
-
-    def _distributed_loss(self, batch, model):
-        sums = self.strategy.run(self._summed_loss, args=(model, batch, False))
-        return [
-            self.strategy.reduce(tf.distribute.ReduceOp.SUM, x, axis=None) for x in sums
-        ]
-
-    def _summed_loss(self, model, batch, training):
-        inputs, target = batch
-        logits = model(inputs, training=training)
-        return label_smoothed_loss(logits, target, self.config.label_smoothing)
+def _diverged(step: int, what: str) -> DivergedError:
+    return DivergedError(
+        f"diverged at update {step}: {what}; no checkpoint was made since; begin "
+        "anew in another --output_dir with a lower --learning_rate_scale or more "
+        "--warmup_steps"
+    )

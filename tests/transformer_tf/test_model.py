@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from transformer_tf.attention import causal_mask
 from transformer_tf.config import PRESETS
 from transformer_tf.model import build_transformer
 
@@ -137,3 +138,20 @@ def test_logits_of_bfloat16_are_not_rounded_to_it():
     rounded = keras.ops.cast(keras.ops.cast(logits, "bfloat16"), "float32")
     assert np.mean(logits == rounded) < 0.1
     assert 0 < np.abs(logits - expected).max() < 0.3
+
+
+def test_logits_of_a_bfloat16_model_are_computed_in_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = build_transformer(PRESETS["tiny"].model)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    source, target = (np.array([[5, 6, 7, 3]]), np.array([[2, 8, 9, 10]]))
+    logits = model((source, target))
+    memory, mask = model.encode(source)
+    x, _ = model.decoder(
+        target, memory, mask=causal_mask(target.shape[1]), memory_mask=mask
+    )
+    assert keras.backend.standardize_dtype(x.dtype) == "bfloat16"
+    kernel = model.embedding.embeddings.numpy()
+    np.testing.assert_allclose(logits, np.float32(x) @ kernel.T, atol=1e-5)

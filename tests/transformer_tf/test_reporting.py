@@ -6,6 +6,7 @@ from transformer_tf.training import Progress
 
 PROGRESS = Progress(
     step=50,
+    skipped=0,
     loss=3.25,
     learning_rate=1e-3,
     tokens_per_second=1234.5,
