@@ -58,21 +58,20 @@ def _norm(spec, norm) -> None:
 
 
 def _self_attention(mha, norm, spec) -> None:
-    _linear(spec.linear[0], mha.qkv_kernel, mha.qkv_bias)
+    _linear(spec.linear[0], mha.kernels["qkv"], mha.biases["qkv"])
     _linear(spec.linear[1], mha.output_kernel, mha.output_bias)
     _norm(spec.layer_norm, norm)
 
 
 def _cross_attention(mha, norm, spec) -> None:
-    kernel, bias, d = mha.qkv_kernel.numpy(), mha.qkv_bias.numpy(), mha.d_model
-    _linear(spec.linear[0], kernel[:, :d], bias[:d])
-    _linear(spec.linear[1], kernel[:, d:], bias[d:])
+    _linear(spec.linear[0], mha.kernels["q"], mha.biases["q"])
+    _linear(spec.linear[1], mha.kernels["kv"], mha.biases["kv"])
     _linear(spec.linear[2], mha.output_kernel, mha.output_bias)
     _norm(spec.layer_norm, norm)
 
 
 def _feed_forward(ffn, norm, spec) -> None:
-    inner, outer = ffn.layers
+    inner, outer = ffn.inner, ffn.outer
     _linear(spec.linear_0, inner.kernel, inner.bias)
     _linear(spec.linear_1, outer.kernel, outer.bias)
     _norm(spec.layer_norm, norm)

@@ -72,6 +72,24 @@ def scaled_dot_product_attention(query, key, value, mask=None, scale=True):
     return AttentionSteps(scores, scaled, shares, output)
 
 
+def flat(x):
+    """(B, T, D) -> (B * T, D): what a projection needs to be one matrix product.
+
+    A product of a 3-D and a 2-D tensor would work out its shapes in a dozen operations
+    more, and decoding, one token at a time, spends its time on counting operations.
+    """
+    return ops.reshape(x, (-1, x.shape[-1]))
+
+
+def sizes(x, axes=(0, 1)):
+    """The sizes of two axes, for a reshape: -1 where just one of them is not known."""
+    known = [x.shape[axis] for axis in axes]
+    if known.count(None) == 1:
+        return [-1 if size is None else size for size in known]
+    shape = ops.shape(x)
+    return [shape[axis] for axis in axes]
+
+
 class Cache(NamedTuple):
     """Keys and values that were projected before; axis 2 is time."""
 
@@ -83,37 +101,47 @@ class MultiHeadAttention(keras.layers.Layer):
     """Several attentions side by side, each in its own small space (3.2.2).
 
     Called with the keywords of `keras.layers.MultiHeadAttention`, to which it is equal
-    on equal weights. The three input projections are one kernel, so that
-    self-attention projects with one matrix product.
+    on equal weights. What is projected together has one kernel and needs one matrix
+    product: queries, keys and values in self-attention, keys and values in cross-
+    attention, whose queries come from elsewhere.
 
     Args:
         d_model: width D of what comes in and goes out.
         num_heads: H; each head works in K = D / H dimensions.
         projection_gain: size of the first kernels, in units of Glorot's.
+        cross: made for cross-attention. It says how the kernels are stored, no more.
 
     Raises:
         ValueError: num_heads does not divide d_model.
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, projection_gain: float = 1.0, **kwargs
+        self,
+        d_model: int,
+        num_heads: int,
+        projection_gain: float = 1.0,
+        cross: bool = False,
+        **kwargs,
     ):
         super().__init__(**kwargs)
         check_heads(d_model, num_heads)
         self.d_model = d_model
         self.num_heads = num_heads
         self.projection_gain = projection_gain
+        self.fused = ("q", "kv") if cross else ("qkv",)
 
     def build(self, query_shape):
         d_model = self.d_model
-        self.qkv_kernel = self.add_weight(
-            name="qkv_kernel",
-            shape=(d_model, 3 * d_model),
-            initializer=self._three_kernels,
-        )
-        self.qkv_bias = self.add_weight(
-            name="qkv_bias", shape=(3 * d_model,), initializer="zeros"
-        )
+        self.kernels, self.biases = {}, {}
+        for parts in self.fused:
+            self.kernels[parts] = self.add_weight(
+                name=f"{parts}_kernel",
+                shape=(d_model, len(parts) * d_model),
+                initializer=self._kernels_side_by_side,
+            )
+            self.biases[parts] = self.add_weight(
+                name=f"{parts}_bias", shape=(len(parts) * d_model,), initializer="zeros"
+            )
         self.output_kernel = self.add_weight(
             name="output_kernel",
             shape=(d_model, d_model),
@@ -167,53 +195,54 @@ class MultiHeadAttention(keras.layers.Layer):
 
         What is one tensor, as in self-attention, is projected in one matrix product.
         """
-        if key is None:
-            return *self._project(query, 0, 1), None, None
-        if query is key and key is value:
-            return self._project(query, 0, 3)
-        if key is value:
-            return *self._project(query, 0, 1), *self._project(key, 1, 3)
-        parts = enumerate((query, key, value))
-        return tuple(self._project(x, i, i + 1)[0] for i, x in parts)
+        given = {"q": query, "k": key, "v": value}
+        heads = {"q": None, "k": None, "v": None}
+        for fused in self.fused:
+            parts = "".join(part for part in fused if given[part] is not None)
+            together = all(given[part] is given[parts[0]] for part in parts)
+            for group in [parts] if parts and together else parts:
+                projected = self._project(given[group[0]], fused, group)
+                heads.update(zip(group, projected, strict=True))
+        return heads["q"], heads["k"], heads["v"]
 
     def project_memory(self, memory) -> Cache:
         """Keys and values of (B, S, D), to be looked at by many later queries."""
-        return Cache(*self._project(memory, 1, 3))
+        return Cache(*self._project(memory, self.fused[-1], "kv"))
 
     def combine(self, heads):
         """(B, H, T, K) -> (B, T, D): heads side by side, times the output kernel."""
-        batch, _, length, _ = ops.shape(heads)
-        joined = ops.reshape(
-            ops.transpose(heads, (0, 2, 1, 3)), (batch, length, self.d_model)
-        )
-        kernel = ops.cast(self.output_kernel, heads.dtype)
-        return ops.matmul(joined, kernel) + ops.cast(self.output_bias, heads.dtype)
+        joined = ops.reshape(ops.transpose(heads, (0, 2, 1, 3)), (-1, self.d_model))
+        output = ops.matmul(joined, ops.cast(self.output_kernel, heads.dtype))
+        output += ops.cast(self.output_bias, heads.dtype)
+        return ops.reshape(output, (*sizes(heads, (0, 2)), self.d_model))
 
-    def _project(self, x, first, last):
-        """Projections first..last-1 of (query, key, value), each (B, H, length, K)."""
+    def _project(self, x, fused, parts):
+        """Projections with the kernel `fused`, or those `parts` of it that are wanted;
+        each is (B, H, length, K)."""
         x = ops.cast(x, self.compute_dtype)
-        kernel = ops.cast(self.qkv_kernel, x.dtype)
-        bias = ops.cast(self.qkv_bias, x.dtype)
-        if last - first < 3:
-            columns = slice(first * self.d_model, last * self.d_model)
+        kernel = ops.cast(self.kernels[fused], x.dtype)
+        bias = ops.cast(self.biases[fused], x.dtype)
+        if parts != fused:
+            first = fused.index(parts) * self.d_model
+            columns = slice(first, first + len(parts) * self.d_model)
             kernel, bias = kernel[:, columns], bias[columns]
-        batch, length, _ = ops.shape(x)
         head_width = self.d_model // self.num_heads
         heads = ops.reshape(
-            ops.matmul(x, kernel) + bias,
-            (batch, length, last - first, self.num_heads, head_width),
+            ops.matmul(flat(x), kernel) + bias,
+            (*sizes(x), len(parts), self.num_heads, head_width),
         )
         heads = ops.transpose(heads, (2, 0, 3, 1, 4))  # (parts, B, H, length, K)
         return tuple(ops.unstack(heads, axis=0))
 
-    def _three_kernels(self, shape, dtype=None):
-        """Three kernels, each with the spread of its own shape, not of the joined."""
-        size = (shape[0], shape[1] // 3)
+    def _kernels_side_by_side(self, shape, dtype=None):
+        """Each with the spread of its own shape, not of the joined one."""
+        size = (shape[0], shape[0])
         # One initializer called three times would give the same numbers three times.
-        parts = [
-            projection_initializer(self.projection_gain)(size, dtype) for _ in range(3)
+        kernels = [
+            projection_initializer(self.projection_gain)(size, dtype)
+            for _ in range(shape[1] // shape[0])
         ]
-        return ops.concatenate(parts, axis=1)
+        return ops.concatenate(kernels, axis=1)
 
 
 def _append(cache: Cache, key, value) -> Cache:

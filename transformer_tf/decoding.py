@@ -7,7 +7,8 @@ hypotheses. With beam 1 it is greedy.
 One step, read in the order of `_Search.step`: every live beam is extended by one token;
 its extension by EOS is a finished hypothesis; the best W other extensions live on.
 A beam that can no longer matter gets the log-probability minus infinity, whatever the
-reason, and the search is over when no beam is alive.
+reason. A sentence without a live beam leaves the batch, so that it costs nothing while
+its neighbours go on; the search is over when all have left.
 """
 
 from collections.abc import Callable
@@ -30,12 +31,18 @@ class Hypotheses(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """What one step hands to the next; t tokens have been chosen, N = B * W."""
+    """What one step hands to the next; t tokens have been chosen.
+
+    b of the B sentences are still in the batch, with n = b * W hypotheses.
+    """
 
     step: tf.Tensor  # () int32: t
-    ids: tf.Tensor  # (N, 1 + t) int32: BOS and the tokens of each live hypothesis
-    logp: tf.Tensor  # (B, W) float32: its log-probability, best first; -inf = dead
-    state: Any  # nest of (N, ...): what the model remembers of it
+    sentences: tf.Tensor  # (b,) int32: which ones they are
+    max_lengths: tf.Tensor  # (b,) int32
+    ids: tf.Tensor  # (n, 1 + t) int32: BOS and the tokens of each live hypothesis
+    logp: tf.Tensor  # (b, W) float32: its log-probability, best first; -inf = dead
+    state: Any  # nest of (n, ...): what the model remembers of it
+    memory: Any  # nest of (b, ...): what the model knows of the sentence
     finished_ids: tf.Tensor  # (B, F, 1 + t) int32: BOS, tokens, EOS, PAD
     scores: tf.Tensor  # (B, F) float32: final scores, best first; -inf = empty
 
@@ -46,8 +53,9 @@ def length_penalty_divisor(length: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
 
 
 def beam_search(
-    step_fn: Callable[[tf.Tensor, Any, tf.Tensor], tuple[tf.Tensor, Any]],
+    step_fn: Callable[[tf.Tensor, Any, Any, tf.Tensor], tuple[tf.Tensor, Any]],
     initial_state: Any,
+    memory: Any = (),
     *,
     batch_size: int | tf.Tensor,
     beam_size: int | tf.Tensor,
@@ -67,10 +75,13 @@ def beam_search(
     from then on it does not change, whatever its neighbours in the batch do.
 
     Args:
-        step_fn: (tokens (N,) int32, state, step () int32) -> (logits (N, V) float32,
-            state). Called with the newest token of each hypothesis, BOS at step 0.
-        initial_state: any nest of tensors whose axis 0 is N, sentence by sentence. Rows
-            follow the hypotheses from step to step. Axes that are 0 long may grow.
+        step_fn: (tokens (n,) int32, state, memory, step () int32) -> (logits (n, V)
+            float32, state). Called with the newest token of each hypothesis, BOS at
+            step 0; those of one sentence side by side.
+        initial_state: any nest of tensors whose axis 0 is B * W, sentence by sentence.
+            Rows follow the hypotheses from step to step. Axes that are 0 long may grow.
+        memory: any nest of tensors whose axis 0 is B, which the hypotheses of a
+            sentence share. Rows leave with their sentences.
         batch_size: B.
         beam_size: W. A scalar tensor makes one graph serve every width.
         max_lengths: (B,) int32, the most tokens of a hypothesis, EOS included; values
@@ -93,16 +104,15 @@ def beam_search(
         batch_size=batch_size,
         beam_size=beam_size,
         nbest=nbest,
-        max_lengths=tf.maximum(max_lengths, 1),
         extension_bias=extension_bias,
         alpha=tf.cast(length_penalty, tf.float32),
         bos_id=bos_id,
         eos_id=eos_id,
         pad_id=pad_id,
     )
-    beams = search.init(initial_state)
+    beams = search.init(initial_state, memory, tf.maximum(max_lengths, 1))
     (beams,) = tf.while_loop(
-        lambda beams: tf.reduce_any(beams.logp > DEAD),
+        lambda beams: tf.size(beams.sentences) > 0,
         lambda beams: (search.step(beams),),
         (beams,),
         shape_invariants=(_growing_shapes(beams),),
@@ -118,35 +128,49 @@ class _Search:
     batch_size: int | tf.Tensor
     beam_size: int | tf.Tensor
     nbest: int | tf.Tensor
-    max_lengths: tf.Tensor  # (B,) int32
     extension_bias: tf.Tensor  # (V,) float32: 0, or -inf for EOS and what is forbidden
     alpha: tf.Tensor  # () float32
     bos_id: int
     eos_id: int
     pad_id: int
 
-    def init(self, state: Any) -> Beams:
+    def init(self, state: Any, memory: Any, max_lengths: tf.Tensor) -> Beams:
         """One live beam per sentence; W equal ones would fill the beam with copies."""
-        batch, width, kept = self.batch_size, self.beam_size, self.nbest
+        width, kept = self.beam_size, self.nbest
+        # Grappler would take a size that is constant here for one that stays.
+        sentences = tf.compat.v1.placeholder_with_default(
+            tf.range(self.batch_size), [None]
+        )
+        batch = tf.size(sentences)
         first = tf.where(tf.range(width) == 0, 0.0, DEAD)  # (W,)
         return Beams(
             step=tf.constant(0),
+            sentences=sentences,
+            max_lengths=max_lengths,
             ids=tf.fill([batch * width, 1], self.bos_id),
             logp=tf.tile(first[None], [batch, 1]),
             state=state,
+            memory=memory,
             finished_ids=tf.fill([batch, kept, 1], self.bos_id),
             scores=tf.fill([batch, kept], DEAD),
         )
 
     def step(self, beams: Beams) -> Beams:
         """Extends every live hypothesis by one token."""
-        logits, state = self.step_fn(beams.ids[:, -1], beams.state, beams.step)
+        logits, state = self.step_fn(
+            beams.ids[:, -1], beams.state, beams.memory, beams.step
+        )
         ends, logp, parents, tokens = self._extend(beams, logits)
-        finished_ids, scores = self._keep_best(beams, ends)
-        logp = self._drop_hopeless(logp, scores, beams.step + 1)
-        state, ids = self._follow(parents, (state, beams.ids))
-        ids = tf.concat([ids, tf.reshape(tokens, [-1, 1])], axis=1)
-        return Beams(beams.step + 1, ids, logp, state, finished_ids, scores)
+        finished_ids, scores, worst = self._keep_best(beams, ends)
+        hopeful = self._is_hopeful(beams, logp, worst)
+        beams = beams._replace(
+            step=beams.step + 1,
+            logp=logp,
+            state=state,
+            finished_ids=finished_ids,
+            scores=scores,
+        )
+        return self._follow(beams, hopeful, parents, tokens)
 
     def finish(self, beams: Beams) -> Hypotheses:
         """Cuts BOS and what no hypothesis fills."""
@@ -169,12 +193,12 @@ class _Search:
         few = tf.minimum(width, tf.size(self.extension_bias))
         best, tokens = tf.math.top_k(logits + self.extension_bias, k=few)  # (N, few)
         before = tf.reshape(beams.logp, [-1]) - log_sum  # (N,)
-        flat = [self.batch_size, width * few]
+        flat = [tf.size(beams.sentences), width * few]
         logp, index = tf.math.top_k(tf.reshape(before[:, None] + best, flat), k=width)
         tokens = tf.gather(tf.reshape(tokens, flat), index, batch_dims=1)
 
-        ends = tf.reshape(before + logits[:, self.eos_id], [self.batch_size, width])
-        has_room = beams.step + 1 < self.max_lengths  # for a token and then EOS
+        ends = tf.reshape(before + logits[:, self.eos_id], tf.shape(beams.logp))
+        has_room = beams.step + 1 < beams.max_lengths  # for a token and then EOS
         logp = tf.where(has_room[:, None], logp, DEAD)
         # Greedy search has to choose: its one beam ends where EOS is the best token,
         # and only there.
@@ -184,55 +208,97 @@ class _Search:
         ends = tf.where(greedy & ~chosen, DEAD, ends)
         return ends, logp, index // few, tokens
 
-    def _keep_best(self, beams: Beams, ends: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The best F of the finished hypotheses and of those that EOS now ends."""
-        candidates = ends / length_penalty_divisor(beams.step + 1, self.alpha)
-        live_ids = tf.reshape(
-            beams.ids, [self.batch_size, self.beam_size, beams.step + 1]
-        )
-        # Finished ones come first: on a tie top_k keeps what is there.
-        scores, index = tf.math.top_k(
-            tf.concat([beams.scores, candidates], axis=1), k=self.nbest
-        )
-        ids = tf.gather(
-            tf.concat([beams.finished_ids, live_ids], axis=1), index, batch_dims=1
-        )
-        last = tf.where(index < self.nbest, self.pad_id, self.eos_id)
-        return tf.concat([ids, last[:, :, None]], axis=2), scores
+    def _keep_best(self, beams: Beams, ends: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """The best F of the finished hypotheses and of those that EOS now ends.
 
-    def _drop_hopeless(
-        self, logp: tf.Tensor, scores: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """Ends every sentence whose live beams cannot enter its best F any more.
+        Returns:
+            `finished_ids` and `scores` of all sentences, one token longer; and of those
+            in the batch the worst of the scores, (b,).
+        """
+        candidates = ends / length_penalty_divisor(beams.step + 1, self.alpha)
+        shape = [tf.size(beams.sentences), self.beam_size, beams.step + 1]
+        # Finished ones come first: on a tie top_k keeps what is there.
+        all_ids = [
+            tf.gather(beams.finished_ids, beams.sentences),
+            tf.reshape(beams.ids, shape),
+        ]
+        all_scores = [tf.gather(beams.scores, beams.sentences), candidates]
+        scores, index = tf.math.top_k(tf.concat(all_scores, axis=1), k=self.nbest)
+        ids = tf.gather(tf.concat(all_ids, axis=1), index, batch_dims=1)
+        last = tf.where(index < self.nbest, self.pad_id, self.eos_id)
+        ids = tf.concat([ids, last[:, :, None]], axis=2)
+
+        padding = [[0, 0], [0, 0], [0, 1]]
+        finished_ids = tf.pad(beams.finished_ids, padding, constant_values=self.pad_id)
+        places = beams.sentences[:, None]
+        return (
+            tf.tensor_scatter_nd_update(finished_ids, places, ids),
+            tf.tensor_scatter_nd_update(beams.scores, places, scores),
+            scores[:, -1],
+        )
+
+    def _is_hopeful(self, beams: Beams, logp: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
+        """Which sentences, (b,), have a live beam that can still enter the best F.
 
         A log-probability only falls, so the best a beam can hope for is what it has now
         under the most favourable length to come: the cap if alpha > 0, else the next.
         """
         divisor = tf.maximum(
-            length_penalty_divisor(step + 1, self.alpha),
-            length_penalty_divisor(self.max_lengths, self.alpha),
+            length_penalty_divisor(beams.step + 2, self.alpha),
+            length_penalty_divisor(beams.max_lengths, self.alpha),
         )
-        hopeful = logp[:, 0] / divisor > scores[:, -1]  # (B,)
-        return tf.where(hopeful[:, None], logp, DEAD)
+        return logp[:, 0] / divisor > worst
 
-    def _follow(self, parents: tf.Tensor, nest: Any) -> Any:
-        """Gives each new hypothesis the rows of the one that it extends."""
-        offsets = tf.range(self.batch_size)[:, None] * self.beam_size
-        rows = tf.reshape(offsets + parents, [-1])  # (N,)
-        return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), nest)
+    def _follow(
+        self, beams: Beams, hopeful: tf.Tensor, parents: tf.Tensor, tokens: tf.Tensor
+    ) -> Beams:
+        """Gives each new hypothesis the rows of the one that it extends, and leaves out
+        the sentences that are not hopeful."""
+        stay = tf.cast(tf.where(hopeful)[:, 0], tf.int32)  # (b',)
+        rows = stay[:, None] * self.beam_size + tf.gather(parents, stay)  # (b', W)
+        rows = tf.reshape(rows, [-1])
+        state, ids = _gather((beams.state, beams.ids), rows)
+        tokens = tf.reshape(tf.gather(tokens, stay), [-1, 1])
+        sentences, max_lengths, logp = _gather(
+            (beams.sentences, beams.max_lengths, beams.logp), stay
+        )
+        memory = beams.memory
+        if tf.nest.flatten(memory):  # it is large and seldom changes
+            memory = tf.cond(
+                tf.size(stay) < tf.size(hopeful),
+                lambda: _gather(beams.memory, stay),
+                lambda: beams.memory,
+            )
+        return beams._replace(
+            sentences=sentences,
+            max_lengths=max_lengths,
+            ids=tf.concat([ids, tokens], axis=1),
+            logp=logp,
+            state=state,
+            memory=memory,
+        )
+
+
+def _gather(nest: Any, rows: tf.Tensor) -> Any:
+    """The given rows of every tensor."""
+    return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), nest)
 
 
 def _growing_shapes(beams: Beams) -> Beams:
-    """The shape invariants of the loop: the ids grow, and so do axes of length 0."""
+    """The shape invariants of the loop: rows leave, ids grow, and so do axes of length
+    0."""
 
-    def growing(tensor: tf.Tensor) -> tf.TensorShape:
+    def changing(tensor: tf.Tensor) -> tf.TensorShape:
         return tf.TensorShape([None] + [size or None for size in tensor.shape[1:]])
 
     return Beams(
         step=tf.TensorShape([]),
+        sentences=tf.TensorShape([None]),
+        max_lengths=tf.TensorShape([None]),
         ids=tf.TensorShape([None, None]),
         logp=tf.TensorShape([None, None]),
-        state=tf.nest.map_structure(growing, beams.state),
+        state=tf.nest.map_structure(changing, beams.state),
+        memory=tf.nest.map_structure(changing, beams.memory),
         finished_ids=tf.TensorShape([None, None, None]),
         scores=tf.TensorShape([None, None]),
     )

@@ -8,7 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from transformer_tf.attention import MultiHeadAttention, projection_initializer
+from transformer_tf.attention import (
+    MultiHeadAttention,
+    flat,
+    projection_initializer,
+    sizes,
+)
 from transformer_tf.dropout import Dropout
 
 LAYERNORM_EPSILON = 1e-6
@@ -28,18 +33,28 @@ def positional_encoding(length: int, d_model: int) -> np.ndarray:
     return encoding
 
 
-def feed_forward(d_model: int, d_ff: int, gain: float) -> keras.Sequential:
-    """max(0, x W1 + b1) W2 + b2, the same for every position (3.3)."""
-    inner = keras.layers.Dense(
-        d_ff,
-        activation="relu",
-        kernel_initializer=projection_initializer(gain),
-        name="inner",
-    )
-    outer = keras.layers.Dense(
-        d_model, kernel_initializer=projection_initializer(gain), name="outer"
-    )
-    return keras.Sequential([inner, outer], name="ffn")
+class FeedForward(keras.layers.Layer):
+    """max(0, x W1 + b1) W2 + b2, the same for every position (3.3).
+
+    Args:
+        d_model: width D of what comes in and goes out.
+        d_ff: inner width.
+        projection_gain: size of the first kernels, in units of Glorot's.
+    """
+
+    def __init__(self, d_model, d_ff, projection_gain=1.0, **kwargs):
+        super().__init__(**kwargs)
+
+        def dense(width, **options):
+            initializer = projection_initializer(projection_gain)
+            return keras.layers.Dense(width, kernel_initializer=initializer, **options)
+
+        self.inner = dense(d_ff, activation="relu", name="inner")
+        self.outer = dense(d_model, name="outer")
+
+    def call(self, x):
+        """(B, T, D) -> (B, T, D)."""
+        return ops.reshape(self.outer(self.inner(flat(x))), (*sizes(x), x.shape[-1]))
 
 
 def layer_norm(name: str) -> keras.layers.LayerNormalization:
@@ -82,9 +97,9 @@ class EncoderLayer(MaskedLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        sizes = (d_model, num_heads, projection_gain)
-        self.mha = MultiHeadAttention(*sizes, name="mha")
-        self.ffn = feed_forward(d_model, d_ff, projection_gain)
+        options = (d_model, num_heads, projection_gain)
+        self.mha = MultiHeadAttention(*options, name="mha")
+        self.ffn = FeedForward(d_model, d_ff, projection_gain, name="ffn")
         self.layernorm1 = layer_norm("layernorm1")
         self.layernorm2 = layer_norm("layernorm2")
         self.dropout1 = Dropout(dropout_rate, name="dropout1")
@@ -120,10 +135,10 @@ class DecoderLayer(MaskedLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        sizes = (d_model, num_heads, projection_gain)
-        self.mha = MultiHeadAttention(*sizes, name="mha")
-        self.cross_mha = MultiHeadAttention(*sizes, name="cross_mha")
-        self.ffn = feed_forward(d_model, d_ff, projection_gain)
+        options = (d_model, num_heads, projection_gain)
+        self.mha = MultiHeadAttention(*options, name="mha")
+        self.cross_mha = MultiHeadAttention(*options, cross=True, name="cross_mha")
+        self.ffn = FeedForward(d_model, d_ff, projection_gain, name="ffn")
         self.layernorm1 = layer_norm("layernorm1")
         self.layernorm2 = layer_norm("layernorm2")
         self.layernorm3 = layer_norm("layernorm3")
@@ -175,7 +190,7 @@ class DecoderLayer(MaskedLayer):
         output, _ = self.cross_mha(
             query=beams, attention_mask=memory_mask, cache=memory
         )
-        return ops.reshape(output, ops.shape(x))
+        return ops.reshape(output, (*sizes(x), x.shape[-1]))
 
 
 class Stack(MaskedLayer):
@@ -210,9 +225,9 @@ class Stack(MaskedLayer):
         self.dropout = Dropout(dropout_rate, name="dropout")
         self.positions = positions
         self.max_length = max_length
-        sizes = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
+        options = (d_model, num_heads, d_ff, dropout_rate, projection_gain)
         self.stations = [
-            station(*sizes, name=f"layer{i + 1}") for i in range(num_layers)
+            station(*options, name=f"layer{i + 1}") for i in range(num_layers)
         ]
 
     def build(self, x_shape):

@@ -10,7 +10,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from transformer_tf.attention import Cache, causal_mask, padding_mask
+from transformer_tf.attention import (
+    Cache,
+    causal_mask,
+    flat,
+    padding_mask,
+    sizes,
+)
 from transformer_tf.config import ModelConfig
 from transformer_tf.layers import Decoder, Encoder
 
@@ -62,7 +68,7 @@ class Transformer(keras.Model):
             ),
             name="embedding",
         )
-        sizes = dict(
+        options = dict(
             num_layers=num_layers,
             d_model=d_model,
             num_heads=num_heads,
@@ -72,8 +78,8 @@ class Transformer(keras.Model):
             max_length=max_length,
             projection_gain=projection_gain,
         )
-        self.encoder = Encoder(self.embedding, name="encoder", **sizes)
-        self.decoder = Decoder(self.embedding, name="decoder", **sizes)
+        self.encoder = Encoder(self.embedding, name="encoder", **options)
+        self.decoder = Decoder(self.embedding, name="decoder", **options)
 
     def call(self, inputs, training=False):
         """Teacher forcing: (source (B, S), target (B, T)) -> logits (B, T, V)."""
@@ -122,11 +128,9 @@ class Transformer(keras.Model):
         10 would be off by 0.03. The way back may be as coarse as the other gradients.
         """
         kernel = ops.transpose(self.embedding.embeddings)  # (D, V)
-        if x.dtype == kernel.dtype:
-            return ops.matmul(x, kernel)
-        rows = ops.reshape(x, (-1, x.shape[-1]))
-        logits = _product_with_coarse_gradient(rows, kernel)
-        return ops.reshape(logits, (*ops.shape(x)[:-1], kernel.shape[1]))
+        mixed = x.dtype != kernel.dtype
+        product = _product_with_coarse_gradient if mixed else ops.matmul
+        return ops.reshape(product(flat(x), kernel), (*sizes(x), kernel.shape[1]))
 
     def init_cache(self, memory, rows) -> DecoderCache:
         """The cache before the first token.
@@ -166,8 +170,8 @@ def build_transformer(
         vocab_size: pieces that the vocabulary really has; a small corpus has fewer
             than it was asked for.
     """
-    sizes = dataclasses.asdict(config)
-    model = Transformer(**{**sizes, "vocab_size": vocab_size or config.vocab_size})
+    options = dataclasses.asdict(config)
+    model = Transformer(**{**options, "vocab_size": vocab_size or config.vocab_size})
     tokens = np.ones((1, 2), np.int32)
     model((tokens, tokens))
     return model

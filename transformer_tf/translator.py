@@ -23,6 +23,7 @@ from transformer_tf.config import (
     DecodingConfig,
 )
 from transformer_tf.decoding import Hypotheses, beam_search
+from transformer_tf.model import DecoderCache
 
 # Whoever may ask may ask for anything, and an error would fail all the sentences that a
 # server has batched together. So what is out of bounds is brought to the nearest bound.
@@ -220,10 +221,11 @@ def search(
     memory, source_mask = model.encode(source)
     cache = model.init_cache(memory, batch_size * beam_size)
 
-    def step_fn(tokens, target, step):
+    def step_fn(tokens, target, memory, step):
         # Only the cache of the target follows the beams; the source's is shared.
+        projected, source_mask = memory
         logits, new_cache = model.decode(
-            tokens[:, None], memory, source_mask, cache=cache._replace(target=target)
+            tokens[:, None], None, source_mask, cache=DecoderCache(projected, target)
         )
         return logits[:, 0], new_cache.target
 
@@ -233,6 +235,7 @@ def search(
     return beam_search(
         step_fn,
         cache.target,
+        (cache.memory, source_mask),
         batch_size=batch_size,
         beam_size=beam_size,
         # Nothing but EOS came in: nothing but EOS goes out.

@@ -116,9 +116,9 @@ def mask():
     return mask
 
 
-@pytest.fixture
-def mha():
-    layer = MultiHeadAttention(D_MODEL, NUM_HEADS)
+@pytest.fixture(params=[False, True], ids=["self", "cross"])
+def mha(request):
+    layer = MultiHeadAttention(D_MODEL, NUM_HEADS, cross=request.param)
     layer.build((None, None, D_MODEL))
     for weight in layer.weights:  # biases that are not zero
         weight.assign(keras.random.normal(weight.shape, stddev=0.3))
@@ -131,8 +131,10 @@ def keras_twin(mha):
     twin.build((B, T, D_MODEL), (B, S, D_MODEL), (B, S, D_MODEL))
     head_shape = (NUM_HEADS, D_MODEL // NUM_HEADS)
     weights = []
-    kernels = np.split(mha.qkv_kernel.numpy(), 3, axis=1)
-    biases = np.split(mha.qkv_bias.numpy(), 3)
+    stored = [
+        np.concatenate(list(x.values()), axis=-1) for x in (mha.kernels, mha.biases)
+    ]
+    kernels, biases = (np.split(x, 3, axis=-1) for x in stored)
     for kernel, bias in zip(kernels, biases, strict=True):
         weights += [kernel.reshape(D_MODEL, *head_shape), bias.reshape(head_shape)]
     weights.append(mha.output_kernel.numpy().reshape(*head_shape, D_MODEL))
@@ -193,7 +195,7 @@ def test_each_projection_starts_with_the_spread_of_its_own_shape():
     layer = MultiHeadAttention(128, 4, projection_gain=0.4)
     layer.build((None, None, 128))
     limit = 0.4 * (6 / (128 + 128)) ** 0.5
-    kernels = np.split(layer.qkv_kernel.numpy(), 3, axis=1)
+    kernels = np.split(layer.kernels["qkv"].numpy(), 3, axis=1)
     for kernel, other in zip(kernels, [*kernels[1:], kernels[0]], strict=True):
         assert np.abs(kernel).max() == pytest.approx(limit, rel=0.01)
         assert abs(np.corrcoef(kernel.ravel(), other.ravel())[0, 1]) < 0.05

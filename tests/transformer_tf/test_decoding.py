@@ -45,7 +45,7 @@ def words(ids):
 CHAIN = {BOS: (0.6, 0.4, 0.0), A: (0.1, 0.5, 0.4), B: (0.05, 0.05, 0.9)}
 
 
-def chain_step(tokens, state, step):
+def chain_step(tokens, state, memory, step):
     table = np.full((4, 4), -np.inf, np.float32)
     for token, shares in CHAIN.items():
         with np.errstate(divide="ignore"):
@@ -99,7 +99,7 @@ class HistoryModel:
         sentence = np.repeat(np.arange(self.batch), beam_size)
         return {"sentence": tf.constant(sentence), "history": sentence * 0}
 
-    def step(self, tokens, state, step):
+    def step(self, tokens, state, memory, step):
         tokens = tf.cast(tokens, tf.int64)
         digit = tf.where(tokens == BOS, tf.zeros_like(tokens), tokens + 1)
         history = state["history"] * self.base + digit
@@ -235,7 +235,7 @@ def test_scores_are_teacher_forced_scores():
 def test_a_model_that_never_ends_is_ended_at_the_cap(width):
     logits = np.array([[1.0, 0.5, -1e9, 0.0]], np.float32)
 
-    def step(tokens, state, step):
+    def step(tokens, state, memory, step):
         return tf.repeat(logits, len(tokens), axis=0), state
 
     found = search(step, (), [7, 3], width)
@@ -247,7 +247,7 @@ def test_a_model_that_never_ends_is_ended_at_the_cap(width):
 def test_a_model_that_ends_at_once_is_asked_once(width):
     asked = []
 
-    def step(tokens, state, step):
+    def step(tokens, state, memory, step):
         asked.append(int(step))
         return tf.repeat(np.array([[0.0, 0, 50, 0]], np.float32), len(tokens), 0), state
 
@@ -260,7 +260,7 @@ def test_it_stops_as_soon_as_nothing_better_can_come():
     # "A." has .9 * .9 = .81 after two steps; what lives on has .1 at the most.
     asked = []
 
-    def step(tokens, state, step):
+    def step(tokens, state, memory, step):
         asked.append(int(step))
         share = [0.9, 0.05, 0.05] if step == 0 else [0.05, 0.05, 0.9]
         logits = np.log([[*share, 1e-30]]).astype(np.float32)
@@ -279,7 +279,7 @@ def test_it_waits_for_a_long_hypothesis_that_the_penalty_will_lift(width):
     shares[:, A] = [0.4, 1, 1, 1, 1, 1, 1, 1e-30]
     shares[:, EOS] = [0.6, *[1e-30] * 6, 1]
 
-    def step(tokens, state, step):
+    def step(tokens, state, memory, step):
         logits = tf.gather(np.log(shares).astype(np.float32), [step])
         return tf.repeat(logits, len(tokens), 0), state
 
@@ -290,7 +290,7 @@ def test_it_waits_for_a_long_hypothesis_that_the_penalty_will_lift(width):
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_ties_go_to_the_smaller_id_and_give_no_duplicates(width):
-    def step(tokens, state, step):
+    def step(tokens, state, memory, step):
         return tf.zeros([len(tokens), 4]), state
 
     found = search(step, (), [4], width, length_penalty=0.0, nbest=width)
@@ -305,7 +305,7 @@ def test_ties_go_to_the_smaller_id_and_give_no_duplicates(width):
 def test_only_allowed_tokens_are_produced_and_the_others_keep_their_share():
     logits = np.log(np.array([[0.5, 0.2, 0.1, 0.2]], np.float32))
 
-    def step(tokens, state, step):
+    def step(tokens, state, memory, step):
         return tf.repeat(logits, len(tokens), 0), state
 
     allowed = np.array([False, True, False, False])
@@ -340,7 +340,7 @@ def test_a_state_that_grows_follows_its_hypothesis(width):
             "cache": [tf.zeros([rows, 2, 0, 1])],
         }
 
-        def step(tokens, state, step):
+        def step(tokens, state, memory, step):
             fed = tf.concat([state["fed"], tokens[:, None]], axis=1)
             # Number the history from what the state remembers, not from its number.
             history = tf.zeros_like(state["model"]["history"])

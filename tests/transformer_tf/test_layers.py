@@ -37,7 +37,7 @@ def test_encoder_layer_is_the_articles_four_lines(random_x):
     output = layer(random_x)
     attn_output = layer.mha(query=random_x, key=random_x, value=random_x)
     out1 = normed(random_x + attn_output)
-    inner, outer = layer.ffn.layers
+    inner, outer = layer.ffn.inner, layer.ffn.outer
     ffn_output = np.maximum(out1 @ inner.kernel + inner.bias, 0) @ outer.kernel
     np.testing.assert_allclose(output, normed(out1 + ffn_output), atol=1e-5)
 

@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from data_pipeline.tokenizer import Tokenizer, train_vocabulary
 from transformer_tf import translator as translator_module
 from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID, PRESETS, ConfigError
-from transformer_tf.model import Transformer, build_transformer
+from transformer_tf.model import DecoderCache, Transformer, build_transformer
 from transformer_tf.translator import (
     ExportError,
     Translator,
@@ -212,19 +212,18 @@ def test_line_ends_that_a_model_spells_in_bytes_become_spaces(phrase_book):
         position = tf.shape(cache.target)[1]
         logits = 9 * tf.one_hot(line[position], tokenizer.vocab_size)
         fed = tf.concat([cache.target, tokens], axis=1)
-        return tf.tile(logits[None, None], [len(tokens), 1, 1]), Cache(target=fed)
-
-    class Cache(SimpleNamespace):
-        def _replace(self, target):
-            return Cache(target=target)
+        rows = tf.shape(tokens)[0]
+        return tf.tile(logits[None, None], [rows, 1, 1]), cache._replace(target=fed)
 
     parrot = SimpleNamespace(
         weights=[],
         vocab_size=tokenizer.vocab_size,
         max_length=40,
         embedding=SimpleNamespace(input_dim=tokenizer.vocab_size),
-        encode=lambda source: (source, None),
-        init_cache=lambda memory, rows: Cache(target=tf.zeros([rows, 0], tf.int32)),
+        encode=lambda source: (source, source),
+        init_cache=lambda memory, rows: DecoderCache(
+            memory, tf.zeros([rows, 0], tf.int32)
+        ),
         decode=decode,
     )
     assert best(Translator(parrot, tokenizer), ["はい"], beam_size=1) == ["T T"]
