@@ -26,6 +26,7 @@ class DecoderCache(NamedTuple):
 
     memory: list  # per layer a Cache (B, H, S, K): the source, projected once
     target: list  # per layer a Cache (N, H, T, K): grows by what each call reads
+    output_kernel: object  # (D, V): the embedding matrix, transposed once
 
 
 class Transformer(keras.Model):
@@ -119,15 +120,19 @@ class Transformer(keras.Model):
         x, target_cache = self.decoder(
             target, cache.memory, cache=cache.target, memory_mask=source_mask
         )
-        return self.logits(x), DecoderCache(cache.memory, target_cache)
+        return self.logits(x, cache.output_kernel), cache._replace(target=target_cache)
 
-    def logits(self, x):
+    def output_kernel(self):
+        """(D, V): the embedding matrix, transposed (3.4)."""
+        return ops.transpose(self.embedding.embeddings)
+
+    def logits(self, x, kernel=None):
         """(B, T, D) -> (B, T, V): how well each piece fits (3.4).
 
         Computed in float32 whatever the compute type: rounded to bfloat16, a logit of
         10 would be off by 0.03. The way back may be as coarse as the other gradients.
         """
-        kernel = ops.transpose(self.embedding.embeddings)  # (D, V)
+        kernel = self.output_kernel() if kernel is None else kernel
         mixed = x.dtype != kernel.dtype
         product = _product_with_coarse_gradient if mixed else ops.matmul
         return ops.reshape(product(flat(x), kernel), (*sizes(x), kernel.shape[1]))
@@ -143,7 +148,11 @@ class Transformer(keras.Model):
         projected = [layer.cross_mha.project_memory(memory) for layer in layers]
         heads, width = projected[0].key.shape[1], projected[0].key.shape[3]
         empty = ops.zeros((rows, heads, 0, width), dtype=projected[0].key.dtype)
-        return DecoderCache(projected, [Cache(empty, empty) for _ in layers])
+        # Transposed here and not at each step: for a few rows that would cost more than
+        # the product itself.
+        return DecoderCache(
+            projected, [Cache(empty, empty) for _ in layers], self.output_kernel()
+        )
 
 
 @ops.custom_gradient

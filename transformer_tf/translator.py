@@ -23,7 +23,6 @@ from transformer_tf.config import (
     DecodingConfig,
 )
 from transformer_tf.decoding import Hypotheses, beam_search
-from transformer_tf.model import DecoderCache
 
 # Whoever may ask may ask for anything, and an error would fail all the sentences that a
 # server has batched together. So what is out of bounds is brought to the nearest bound.
@@ -225,7 +224,10 @@ def search(
         # Only the cache of the target follows the beams; the source's is shared.
         projected, source_mask = memory
         logits, new_cache = model.decode(
-            tokens[:, None], None, source_mask, cache=DecoderCache(projected, target)
+            tokens[:, None],
+            None,
+            source_mask,
+            cache=cache._replace(memory=projected, target=target),
         )
         return logits[:, 0], new_cache.target
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from transformer_tf.decoding import Hypotheses, beam_search
+from transformer_tf.decoding import Hypotheses, beam_search, top_k
 
 A, B, EOS, BOS, PAD = 0, 1, 2, 3, -1
 
@@ -410,3 +410,54 @@ def test_no_sentence_at_all():
     found = search(chain_step, (), [], 4)
     assert found.ids.shape == (0, 1, 0)
     assert found.scores.shape == (0, 1)
+
+
+# --- Speed that changes nothing ------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [512, 520, 7856, 7857, 5])
+@pytest.mark.parametrize("k", [1, 4, 5])
+def test_top_k_equals_tensorflows(size, k):
+    rows = tf.random.normal((7, size))
+    best, places = top_k(rows, tf.constant(k))
+    expected, expected_places = tf.math.top_k(rows, k)
+    np.testing.assert_array_equal(best, expected)
+    np.testing.assert_array_equal(places, expected_places)
+
+
+def test_top_k_of_rows_that_are_mostly_forbidden():
+    rows = np.full((2, 1024), -np.inf, np.float32)
+    rows[:, [3, 131, 259, 700]] = [[1, 2, 3, 4], [4, 3, 2, 1]]  # 3, 131, 259: one group
+    best, places = top_k(tf.constant(rows), 4)
+    assert best.numpy().tolist() == [[4, 3, 2, 1]] * 2
+    assert places.numpy().tolist() == [[700, 259, 131, 3], [3, 131, 259, 700]]
+
+
+def test_finished_sentences_leave_the_batch():
+    # Sentence number n ends after n + 1 tokens.
+    seen = []
+
+    def step(tokens, state, memory, step):
+        seen.append((memory["number"].numpy().tolist(), len(tokens)))
+        ends = np.repeat(memory["number"].numpy(), 2) <= step.numpy()
+        logits = np.where(ends[:, None], [[-9, -9, 9, -9]], [[9, 0, -9, -9]])
+        return tf.constant(logits, tf.float32), state
+
+    found = search(
+        step, (), [9] * 4, 2, length_penalty=0.0, memory={"number": tf.range(4)}
+    )
+    assert found.lengths[:, 0].tolist() == [1, 2, 3, 4]
+    assert seen == [([0, 1, 2, 3], 8), ([1, 2, 3], 6), ([2, 3], 4), ([3], 2)]
+
+
+def test_neighbours_that_leave_change_nothing():
+    model = HistoryModel(4, batch=6)
+    caps = [2, 6, 3, 5, 1, 6]
+    together = search(model.step, model.state(3), caps, 3, nbest=3)
+    for i, cap in enumerate(caps):
+        state = {name: x[3 * i : 3 * i + 3] for name, x in model.state(3).items()}
+        alone = search(model.step, state, [cap], 3, nbest=3)
+        width = alone.ids.shape[2]
+        np.testing.assert_array_equal(together.ids[i, :, :width], alone.ids[0])
+        assert (together.ids[i, :, width:] == PAD).all()
+        np.testing.assert_allclose(together.scores[i], alone.scores[0], atol=1e-6)

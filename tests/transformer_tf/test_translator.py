@@ -222,7 +222,7 @@ def test_line_ends_that_a_model_spells_in_bytes_become_spaces(phrase_book):
         embedding=SimpleNamespace(input_dim=tokenizer.vocab_size),
         encode=lambda source: (source, source),
         init_cache=lambda memory, rows: DecoderCache(
-            memory, tf.zeros([rows, 0], tf.int32)
+            memory, tf.zeros([rows, 0], tf.int32), output_kernel=None
         ),
         decode=decode,
     )
