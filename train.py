@@ -135,6 +135,7 @@ class Session:
 
     def __init__(self, options: Options, run: RunDirectory, corpus: Corpus):
         import keras
+        import tensorflow as tf
 
         from data_pipeline.batches import Batches
         from transformer_tf.checkpoints import Checkpoints
@@ -146,6 +147,9 @@ class Session:
         self.xla = choose_xla(training.xla)
         self.options, self.run, self.corpus = options, run, corpus
         keras.utils.set_random_seed(training.seed)
+        if not tf.config.list_physical_devices("GPU"):
+            # The same run twice gives the same bits. A GPU would pay for it dearly.
+            tf.config.experimental.enable_op_determinism()
         self.tokenizer = self._vocabulary()
         self.run.check_unchanged(
             corpus_fingerprint=corpus.fingerprint,
@@ -332,7 +336,7 @@ class Session:
 
 
 def best_translations(translator, lines: Sequence[str], **options) -> list[str]:
-    from transformer_tf.translator import translate_lines
+    from transformer_tf.lines import translate_lines
 
     sentences = translate_lines(translator, [x.encode() for x in lines], **options)
     return [sentence.nbest[0][0].decode(errors="replace") for sentence in sentences]

@@ -18,7 +18,7 @@ from transformer_tf.config import MAX_BEAM_SIZE, ConfigError, DecodingConfig
 from transformer_tf.flags import OneLineErrors
 
 if TYPE_CHECKING:
-    from transformer_tf.translator import Sentence
+    from transformer_tf.lines import Sentence
 
 # Where to look for a model when none is named, in this order.
 DEFAULT_MODELS = ("runs/ja_en",)
@@ -233,7 +233,7 @@ def translate_stream(
     window: int,
 ) -> Iterator[bytes]:
     """Writes the translation of each line; yields the best ones, for the scores."""
-    from transformer_tf.translator import translate_lines
+    from transformer_tf.lines import translate_lines
 
     number = 0
     search = {**decoding_options(options), "nbest": options.nbest or 1}

@@ -47,7 +47,7 @@ def main() -> None:
     add("--against", action="store_true", help="also measure plain Keras / CTranslate2")
     add("--threads", type=int, default=1)
     add("--precision", choices=("float32", "bfloat16"), default="float32")
-    add("--xla", choices=("off", "full"), default="off")
+    add("--xla", choices=("off", "full"), default="off", help="of a training step")
     add("--batch_tokens", type=int, default=4096, help="of a training step")
     add("--sentences", type=int, default=500, help="test sentences to translate")
     add("--repeats", type=int, default=5)
@@ -88,21 +88,45 @@ def measure(work: str) -> list[dict]:
 
 def ceiling(options: argparse.Namespace) -> list[Row]:
     """What the machine's matrix unit gives at best: squares of 2048."""
+    use_threads(options)
+    contenders = {f"matmul {d}": matmul(d) for d in ("float32", "bfloat16")}
+    return in_turns(options, "GFLOP/s", contenders)
+
+
+def matmul(dtype: str) -> Callable[[], float]:
+    """Multiplies two squares; returns the GFLOP."""
     import tensorflow as tf
 
+    size = 2048
+    square = tf.cast(tf.random.normal((size, size)), dtype)
+    product = tf.function(tf.matmul)
+    product(square, square)
+
+    def one() -> float:
+        product(square, square).numpy()
+        return 2 * size**3 / 1e9
+
+    return one
+
+
+def reading(options: argparse.Namespace) -> list[Row]:
+    """The batches alone: plan, padding, tf.data; nothing is computed with them."""
+    import numpy as np
+
     use_threads(options)
-    size, rows = 2048, []
-    for dtype in ("float32", "bfloat16"):
-        a = tf.cast(tf.random.normal((size, size)), dtype)
-        product = tf.function(tf.matmul)
-        product(a, a)
+    batches = Session(options).batches()
+    iterator = iter(batches.dataset())
 
-        def one(a=a, product=product):
-            product(a, a).numpy()
-            return 2 * size**3 / 1e9
+    def read() -> float:
+        count = max(batches.steps_per_epoch // 4, 1)
+        targets = (next(iterator)[1].numpy() for _ in range(count))
+        return float(sum(np.count_nonzero(target) for target in targets))
 
-        rows += in_turns(options, "GFLOP/s", {f"matmul {dtype}": one})
-    return rows
+    read()
+    rows = in_turns(options, "target tokens/s", {"batches": read})
+    padding = 100 * batches.padding_share
+    shapes = f"padding, {len(batches.buckets)} shapes"
+    return [*rows, Row(shapes, "%", padding, padding, padding)]
 
 
 def training(options: argparse.Namespace) -> list[Row]:
@@ -125,9 +149,11 @@ def training(options: argparse.Namespace) -> list[Row]:
         run()  # traced
     rows = in_turns(options, "target tokens/s", contenders)
     per_token = session.flops_per_target_token(batches) / 1e9
-    rows.append(
-        Row("ours, model GFLOP/s", "GFLOP/s", *(per_token * x for x in rows[0][2:]))
-    )
+    speed = Row("ours", "GFLOP/s", *(per_token * x for x in rows[0][2:]))
+    name = f"matmul {options.precision}"
+    [best] = in_turns(options, "GFLOP/s", {name: matmul(options.precision)})
+    share = 100 * speed.median / best.median
+    rows += [speed, best, Row("ours / matmul", "%", share, share, share)]
     return [*rows, peak_memory()]
 
 
@@ -143,6 +169,8 @@ def decoding(options: argparse.Namespace) -> list[Row]:
             contenders = {"ours": session.ours(some, beam_size, batch_size)}
             if options.against:
                 contenders["CTranslate2"] = session.theirs(some, beam_size, batch_size)
+            if options.against and (beam_size, batch_size) == (1, 64):
+                contenders["no cache"] = session.without_cache(some, batch_size)
             for run in contenders.values():
                 run()
             title = f"beam {beam_size}, batch {batch_size}: "
@@ -186,6 +214,7 @@ def startup(options: argparse.Namespace) -> list[Row]:
 
 WORKS = {
     "ceiling": ceiling,
+    "reading": reading,
     "training": training,
     "decoding": decoding,
     "startup": startup,
@@ -360,10 +389,24 @@ class Session:
 
         return translate
 
-    def converted(self) -> Path:
-        """The run's export as a CTranslate2 model."""
-        from ctranslate2_reference import convert
+    def without_cache(self, source: list[str], batch_size: int):
+        """Translates greedily, each step from the whole prefix; as `theirs`."""
+        import tensorflow as tf
+        from no_cache_reference import greedy
 
+        from transformer_tf.translator import read_source
+
+        model = self.exported_model()
+        decode = tf.function(greedy(model), reduce_retracing=True)
+        max_length = self.model_config.max_length
+        batches = [
+            read_source(tf.constant(batch), self.tokenizer, max_length)[0]
+            for batch in in_batches(source, batch_size)
+        ]
+        return lambda: float(sum(decode(batch) for batch in batches))
+
+    def exported_model(self):
+        """A model with the weights of the run's export."""
         from transformer_tf.model import build_transformer
         from transformer_tf.translator import load
 
@@ -371,6 +414,13 @@ class Session:
         exported = load(self.run / "export" / "1")
         for weight, value in zip(model.weights, exported.weights, strict=True):
             weight.assign(value)
+        return model
+
+    def converted(self) -> Path:
+        """The run's export as a CTranslate2 model."""
+        from ctranslate2_reference import convert
+
+        model = self.exported_model()
         directory = Path(tempfile.mkdtemp()) / "model"
         pieces = self.tokenizer.pieces(range(self.tokenizer.vocab_size))
         convert(model, pieces, self.model_config.num_heads, directory)

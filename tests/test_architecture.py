@@ -38,6 +38,7 @@ FLOORS = {
         "checkpoints",
         "decoding",
         "translator",
+        "lines",
         "scores",
         "reporting",
     ],

@@ -3,67 +3,22 @@
 import csv
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import made_up_corpus
-import numpy as np
 import pytest
-import tensorflow as tf
+from commands import FAST, ROOT, data_flags, read_until, refused, start, train, words
 
 from transformer_tf.checkpoints import CheckpointError
 from transformer_tf.training import DivergedError
-
-ROOT = Path(__file__).parents[1]
-FAST = (
-    "--preset tiny --batch_tokens 512 --warmup_steps 100 --vocab_size 420 "
-    "--d_model 32 --d_ff 64 --num_heads 2 --num_layers 1"
-)
-
-
-def train(*arguments, timeout=300):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=timeout,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-
-
-def words(text):
-    return text.split()
-
-
-def refused(result, code, *expected):
-    """One line on standard error with these words, and the exit code."""
-    assert result.returncode == code, result.stderr
-    # TensorFlow greets on standard error where it is imported, before our line.
-    lines = result.stderr.strip().splitlines()
-    lines = [line for line in lines if not line.startswith(("I0000", "WARNING: All"))]
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("train.py: ")
-    for part in expected:
-        assert part in lines[-1]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return made_up_corpus.write(tmp_path_factory.mktemp("corpus"))
-
-
-def data_flags(corpus):
-    flags = []
-    for name in ("train_source", "train_target", "test_source", "test_target"):
-        flags += [f"--{name}", corpus[name]]
-    # The test pairs double as validation pairs: this language is small.
-    flags += ["--validation_source", corpus["test_source"]]
-    return [*flags, "--validation_target", corpus["test_target"]]
 
 
 @pytest.fixture(scope="module")
@@ -188,50 +143,6 @@ def test_translate_prints_what_training_exported(run, corpus):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout == (directory / "test" / "translation.txt").read_bytes()
-
-
-def start(*arguments):
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
-
-
-def read_until(process, text):
-    """What a process prints up to a line that begins with the text."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith(text):
-            return lines
-    raise AssertionError("".join(lines) + process.stderr.read())
-
-
-def weights_of(directory):
-    reader = tf.train.load_checkpoint(str(directory / "checkpoints"))
-    names = [n for n in reader.get_variable_to_shape_map() if n.startswith("weights")]
-    assert names
-    return {name: reader.get_tensor(name) for name in names}
-
-
-def test_a_killed_run_goes_on_to_the_same_weights(run, tmp_path):
-    directory, flags, _ = run
-    flags = [*flags, "--output_dir", tmp_path / "run"]
-    process = start(*flags)
-    read_until(process, "update 10 ")
-    process.kill()
-    process.communicate()
-    assert not (tmp_path / "run" / "export").exists()
-
-    result = train(*flags)
-    assert result.returncode == 0, result.stderr
-    assert "going on after update" in result.stdout
-    whole, resumed = weights_of(directory), weights_of(tmp_path / "run")
-    for name, weight in whole.items():
-        np.testing.assert_array_equal(weight, resumed[name], err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ the position in the data is the number of finished updates, so the same command 
 where the last checkpoint was made. Paper, section 6.1, for the averaging.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,13 +41,11 @@ class Checkpoints:
             counters=trainer.counters,
             dropout=trainer.update.dropout_states(),
         )
-        self.manager = tf.train.CheckpointManager(
-            self.checkpoint, str(directory), max_to_keep=keep
-        )
+        self.keep = keep
 
     @property
     def paths(self) -> list[str]:
-        """Oldest first, by the files there: TensorFlow's own list may be damaged."""
+        """Oldest first, by the files there; a list beside them could be damaged."""
         numbered = {
             int(match[1]): str(path.with_suffix(""))
             for path in self.directory.glob("ckpt-*.index")
@@ -60,16 +59,33 @@ class Checkpoints:
         Raises:
             CheckpointError: the disk is full, the directory not writable, …
         """
+        path = self.directory / f"ckpt-{self.trainer.step}"
         try:
-            self.manager.save(checkpoint_number=self.trainer.step)
+            # The index comes last: a save that is broken off has none.
+            self.checkpoint.write(str(path))
+            for file in self._files(path):
+                _sync(file)
+            _sync(self.directory)
+            for old in self.paths[: -self.keep]:
+                for file in self._files(Path(old)):
+                    file.unlink()
         except (tf.errors.OpError, OSError) as error:
             raise CheckpointError(
-                f"cannot write a checkpoint to {self.directory}: "
-                f"{_first_line(error)}; make room or name another --output_dir"
+                f"cannot write the checkpoint {path}: {_first_line(error)}; make room "
+                "or name another --output_dir; the same command goes on from the "
+                "checkpoint before"
             ) from error
+
+    def _files(self, path: Path) -> list[Path]:
+        """The index of a checkpoint first: without it the rest counts for nothing."""
+        data = sorted(self.directory.glob(f"{path.name}.data-*"))
+        return [path.with_name(f"{path.name}.index"), *data]
 
     def restore(self, report: Callable[[str], None] = print) -> bool:
         """Takes up the newest checkpoint that can be read; False if there is none.
+
+        One that cannot is set aside under another name, so that no later one takes its
+        place: it may be all that is left of a month.
 
         Args:
             report: told which ones were passed over, and why.
@@ -77,19 +93,27 @@ class Checkpoints:
         Raises:
             CheckpointError: there are some, and none can be read.
         """
+        unreadable: list[Path] = []
         for path in reversed(self.paths):
             try:
                 self._read(self.checkpoint, path)
             except CheckpointError as error:
+                unreadable.append(Path(path))
                 report(f"passed over: {error}")
             else:
+                for damaged in unreadable:
+                    self._set_aside(damaged)
                 return True
-        if self.paths:
+        if unreadable:
             raise CheckpointError(
                 f"none of the checkpoints in {self.directory} can be read; "
                 "begin anew with --fresh"
             )
         return False
+
+    def _set_aside(self, path: Path) -> None:
+        for file in self._files(path):
+            file.rename(file.with_name(f"damaged-{file.name}"))
 
     def load_average(self, model: keras.Model, last: int) -> int:
         """Sets the model's weights to the mean over the newest `last` checkpoints.
@@ -111,7 +135,7 @@ class Checkpoints:
     @staticmethod
     def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
         try:
-            status = checkpoint.restore(path)
+            status = checkpoint.read(path)
             status.assert_existing_objects_matched()
             status.expect_partial()
         except (tf.errors.OpError, AssertionError, ValueError, IndexError) as error:
@@ -130,6 +154,15 @@ def _named_weights(model: keras.Model) -> dict[str, tf.Variable]:
     named = dict(zip(names, (weight.value for weight in model.weights), strict=True))
     assert len(named) == len(model.weights), "two weights share a name"
     return named
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,10 +7,9 @@ TensorFlow Text run it.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from math import isfinite
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the ops that an export is loaded with
@@ -27,11 +26,6 @@ from transformer_tf.decoding import Hypotheses, beam_search
 # Whoever may ask may ask for anything, and an error would fail all the sentences that a
 # server has batched together. So what is out of bounds is brought to the nearest bound.
 MAX_LENGTH_PENALTY = 10.0
-
-# A batch holds sentences of similar length: BATCH_ROWS short ones, or as many long ones
-# as BATCH_BYTES allows.
-BATCH_ROWS = 32
-BATCH_BYTES = 8192
 
 _TEXT = tf.TensorSpec([None], tf.string, name="text")
 
@@ -101,7 +95,7 @@ class Translator(tf.Module):
             shutil.rmtree(temporary, ignore_errors=True)
             raise ExportError(
                 f"cannot write the export {path}, expected a writable disk with room: "
-                f"{_one_line(error)}"
+                f"{one_line(error)}"
             ) from error
 
     def _signatures(self) -> dict[str, Callable]:
@@ -273,7 +267,7 @@ def load(path: str | os.PathLike) -> Any:
     except (OSError, ValueError, IndexError, tf.errors.OpError) as error:
         raise ExportError(
             f"cannot read the export {path}, `python train.py` writes it again: "
-            f"{_one_line(error)}"
+            f"{one_line(error)}"
         ) from error
     if not hasattr(loaded, "translate"):
         raise ConfigError(
@@ -281,62 +275,6 @@ def load(path: str | os.PathLike) -> Any:
             "`python train.py` made"
         )
     return loaded
-
-
-class Sentence(NamedTuple):
-    """One line of input and what became of it."""
-
-    source: bytes
-    nbest: list[tuple[bytes, float]]  # translation and score, best first
-    truncated: bool  # the model could not read all of it
-
-
-def translate_lines(
-    translator: Any, lines: Sequence[bytes], **options: Any
-) -> list[Sentence]:
-    """Translates lines (UTF-8) in batches of similar length.
-
-    Args:
-        translator: a `Translator`, or what `load` returned.
-        lines: as many as may be held in memory.
-        **options: of `translate`.
-
-    Returns:
-        One `Sentence` for each line, in their order.
-    """
-    sentences: dict[int, Sentence] = {}
-    for batch in _batches(lines):
-        text = tf.constant([lines[i] for i in batch], tf.string)
-        try:
-            found = {
-                k: v.numpy() for k, v in translator.translate(text, **options).items()
-            }
-        except tf.errors.OpError as error:
-            raise ExportError(f"the model failed: {_one_line(error)}") from error
-        for row, i in enumerate(batch):
-            nbest = zip(
-                found["translation"][row], found["score"][row].tolist(), strict=True
-            )
-            sentences[i] = Sentence(
-                lines[i],
-                # The search may find fewer; those places have minus infinity.
-                [pair for n, pair in enumerate(nbest) if n == 0 or isfinite(pair[1])],
-                bool(found["truncated"][row]),
-            )
-    return [sentences[i] for i in range(len(lines))]
-
-
-def _batches(lines: Sequence[bytes]) -> Iterator[list[int]]:
-    """Line numbers, by length, so that little of a batch is padding."""
-    batch: list[int] = []
-    for i in sorted(range(len(lines)), key=lambda i: len(lines[i])):
-        full = (len(batch) + 1) * len(lines[i]) > BATCH_BYTES
-        if batch and (full or len(batch) == BATCH_ROWS):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
@@ -349,5 +287,5 @@ def _put_in_place(temporary: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return " ".join(str(getattr(error, "message", error)).split())

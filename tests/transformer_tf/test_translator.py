@@ -12,7 +12,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from data_pipeline.tokenizer import Tokenizer, train_vocabulary
-from transformer_tf import translator as translator_module
 from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID, PRESETS, ConfigError
 from transformer_tf.model import DecoderCache, Transformer, build_transformer
 from transformer_tf.translator import (
@@ -414,13 +413,6 @@ def test_a_damaged_export_is_one_line(phrase_book, tmp_path, file):
     with pytest.raises(ExportError, match="cannot read the export") as caught:
         load(tmp_path / "1")
     assert "\n" not in str(caught.value)
-
-
-def test_batches_are_bounded_by_rows_and_by_bytes():
-    lines = [b"a"] * 70 + [b"b" * 2000] * 9 + [b"c" * 50_000]
-    batches = list(translator_module._batches(lines))
-    assert sorted(i for batch in batches for i in batch) == list(range(80))
-    assert [len(batch) for batch in batches] == [32, 32, 6, 4, 4, 1, 1]
 
 
 @pytest.mark.slow

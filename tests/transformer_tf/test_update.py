@@ -60,7 +60,7 @@ def test_half_precision_computes_nearly_the_same_update(plain_gradients, policy)
     rough, fine = (
         np.concatenate([g.ravel() for g in gs]) for gs in (gradients, plain_gradients)
     )
-    assert 0 < np.linalg.norm(rough - fine) < 0.02 * np.linalg.norm(fine)
+    assert 0 < np.linalg.norm(rough - fine) < 0.04 * np.linalg.norm(fine)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
