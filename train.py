@@ -6,6 +6,7 @@ of the last checkpoints -> SavedModel -> score on the test set.
 
 import argparse
 import itertools
+import math
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_pipeline.corpus import Corpus, DataConfig, open_corpus
+from export import save_checked
 from transformer_tf.config import (
     PRESETS,
     DecodingConfig,
@@ -122,7 +124,7 @@ def train(options: Options, run: RunDirectory) -> int:
     session = Session(options, run, corpus)
     with Interrupt() as interrupt:
         session.train(should_stop=lambda: interrupt.signal > 0)
-        session.export()
+        session.export(check=not interrupt.signal)  # who waits for the end?
     if interrupt.signal:
         log(f"stopped after update {session.trainer.step}; the same command goes on")
         return 128 + interrupt.signal
@@ -202,16 +204,15 @@ class Session:
             minutes=round(float(trainer.counters.seconds.numpy()) / 60, 1),
         )
 
-    def export(self) -> None:
+    def export(self, check: bool) -> None:
         """Saves the translator: the average of the last checkpoints (6.1), or the last
         weights where those are better, as they are while the model still learns fast.
         """
-        from transformer_tf.translator import Translator
+        from transformer_tf.checkpoints import load_average
 
         model = self._model("float32")
-        count = self.checkpoints.load_average(
-            model, self.options.training.average_checkpoints
-        )
+        training = self.options.training
+        count = load_average(self.run.checkpoints, model, training.average_checkpoints)
         losses = [
             self.trainer.validation_loss(self.validation.dataset(epochs=1), weights)
             for weights in (model, self.model)
@@ -220,10 +221,12 @@ class Session:
         if losses[1] < losses[0]:
             model.set_weights(self.model.get_weights())
             what = "the last weights"
-        Translator(model, self.tokenizer, self.options.decoding).save(self.run.export)
         log(
-            f"saved {self.run.export}: {what} "
-            f"(validation loss of average {losses[0]:.3f}, of last {losses[1]:.3f})"
+            f"exporting {what} (validation loss of average {losses[0]:.3f}, of last "
+            f"{losses[1]:.3f})"
+        )
+        save_checked(
+            model, self.tokenizer, self.options.decoding, self.run.export, check
         )
 
     def test(self) -> None:
@@ -325,6 +328,14 @@ class Session:
         from transformer_tf.scores import score
 
         loss = self.trainer.validation_loss(self.validation.dataset(epochs=1))
+        guessing = math.log(self.tokenizer.vocab_size)
+        warm = self.trainer.step >= self.options.training.warmup_steps
+        if warm and loss > 0.9 * guessing:
+            log(
+                f"hint: after the warm-up a loss of {loss:.1f} is hardly better than "
+                f"guessing ({guessing:.1f}): the rate is too high for so small a batch;"
+                " lower --learning_rate_scale or raise --batch_tokens"
+            )
         scores, example = None, ""
         if self.sample:
             source, reference = map(list, zip(*self.sample, strict=True))
@@ -337,8 +348,10 @@ class Session:
 
 def best_translations(translator, lines: Sequence[str], **options) -> list[str]:
     from transformer_tf.lines import translate_lines
+    from transformer_tf.translator import asker
 
-    sentences = translate_lines(translator, [x.encode() for x in lines], **options)
+    ask = asker(translator)
+    sentences = translate_lines(ask, [x.encode() for x in lines], **options)
     return [sentence.nbest[0][0].decode(errors="replace") for sentence in sentences]
 
 

@@ -7,18 +7,20 @@ each line in. The work is done by the SavedModel that `train.py` wrote.
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
+from transformer_tf.client import connect, is_server
 from transformer_tf.config import MAX_BEAM_SIZE, ConfigError, DecodingConfig
 from transformer_tf.flags import OneLineErrors
+from transformer_tf.formats import FORMATS, render
+from transformer_tf.lines import translate_lines
 
 if TYPE_CHECKING:
-    from transformer_tf.lines import Sentence
+    from transformer_tf.lines import Answer
 
 # Where to look for a model when none is named, in this order.
 DEFAULT_MODELS = ("runs/ja_en",)
@@ -31,19 +33,7 @@ DESCRIPTION = """\
 Translates lines of text. Only translations go to standard output, one line for each
 line in, in the same order; an empty line gives an empty line."""
 
-FORMATS = """\
-output formats:
-  (none)       TRANSLATION
-  --scores     SCORE <tab> TRANSLATION
-  --nbest N    NUMBER ||| TRANSLATION ||| SCORE, best first, up to N lines for each line
-               in, which are numbered from 0 (the format of Moses)
-  --json       {"source": ..., "translation": ..., "score": ..., "truncated": ...}, and
-               with --nbest also "nbest": [{"translation": ..., "score": ...}, ...]
-A score is log p / ((5 + length) / 6)^length_penalty; nearer to 0 is surer.
-
-What is not given is as the model was exported: beam size 4, length penalty 0.6 and 50
-extra tokens unless train.py was told otherwise.
-
+EPILOG = f"""{FORMATS}
 exit codes: 0 done, 2 wrong use or no model, 5 a damaged model or a full disk"""
 
 
@@ -63,7 +53,7 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="translate.py",
         description=DESCRIPTION,
-        epilog=FORMATS,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -73,8 +63,9 @@ def make_parser() -> Parser:
     add("--output", metavar="FILE", help="where to write (else: standard output)")
     add(
         "--model",
-        metavar="RUN_OR_EXPORT",
-        help="directory that train.py wrote, or an export in it "
+        metavar="RUN_OR_EXPORT_OR_URL",
+        help="directory that train.py wrote, an export in it, or a TensorFlow Serving: "
+        "http://HOST:8501/v1/models/NAME, grpc://HOST:8500/NAME "
         f"(default: {DEFAULT_MODELS[0]})",
     )
     add(
@@ -162,35 +153,6 @@ def windows(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
         yield window
 
 
-def render(sentence: "Sentence", number: int, options: argparse.Namespace) -> bytes:
-    """What is printed for one line of input, line feeds included."""
-    translation, score = sentence.nbest[0]
-    if options.json:
-        record = as_json(sentence, options)
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    if options.nbest:
-        return b"".join(
-            b"%d ||| %s ||| %.4f\n" % (number, translation, score)
-            for translation, score in sentence.nbest
-        )
-    if options.scores:
-        return b"%.4f\t%s\n" % (score, translation)
-    return translation + b"\n"
-
-
-def as_json(sentence: "Sentence", options: argparse.Namespace) -> dict[str, Any]:
-    nbest = [
-        {"translation": translation.decode(errors="replace"), "score": round(score, 4)}
-        for translation, score in sentence.nbest
-    ]
-    record = {
-        "source": sentence.source.decode(errors="replace"),
-        **nbest[0],
-        "truncated": sentence.truncated,
-    }
-    return {**record, "nbest": nbest} if options.nbest else record
-
-
 # --- Translating ------------------------------------------------------------------
 
 
@@ -213,32 +175,34 @@ def silence() -> Iterator[None]:
         os.close(stderr)
 
 
-def load_model(export: Path) -> Any:
+def open_model(model: str | Path) -> Callable[..., "Answer"]:
+    """The way to ask a server or an export about sentences."""
+    if is_server(str(model)):
+        with silence():
+            return connect(str(model))
     with silence():
         # Not before, since it takes seconds: a mistake is answered at once.
         try:
-            from transformer_tf.translator import load
+            from transformer_tf.translator import asker, load
         except ImportError as error:
             raise CommandError(
                 f"cannot import TensorFlow ({error}), run `pip install -e .`"
             ) from error
-        return load(export)
+        return asker(load(model))
 
 
 def translate_stream(
-    model: Any,
+    ask: Callable[..., "Answer"],
     lines: Iterable[bytes],
     output: BinaryIO,
     options: argparse.Namespace,
     window: int,
 ) -> Iterator[bytes]:
     """Writes the translation of each line; yields the best ones, for the scores."""
-    from transformer_tf.lines import translate_lines
-
     number = 0
     search = {**decoding_options(options), "nbest": options.nbest or 1}
     for some in windows(lines, window):
-        for sentence in translate_lines(model, some, **search):
+        for sentence in translate_lines(ask, some, **search):
             if sentence.truncated:
                 warn(
                     f"line {number + 1} is longer than the model reads; its end is lost"
@@ -269,11 +233,11 @@ def report_scores(
     print(score(texts, targets, target_lang), file=sys.stderr)
 
 
-def target_lang_of(export: Path) -> str:
+def target_lang_of(model: str | Path) -> str:
     """What the run that an export belongs to translates into."""
     import yaml
 
-    config = export.parent.parent / "config.yaml"
+    config = Path(model).parent.parent / "config.yaml"
     if not config.is_file():
         return "en"
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -288,7 +252,9 @@ def warn(message: str) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    export = find_export(options.model)
+    model = options.model
+    if not (model and is_server(model)):
+        model = find_export(model)
     with contextlib.ExitStack() as files:
         # All files are opened before the model: a mistake is answered at once.
         window = WINDOW_LINES
@@ -312,15 +278,15 @@ def run(options: argparse.Namespace) -> None:
             output = files.enter_context(open_file(options.output, "ab"))
         else:
             output = standard(sys.stdout)
-        model = load_model(export)
+        ask = open_model(model)
         if options.output and os.path.isfile(options.output):
             output.truncate(0)
-        translations = translate_stream(model, lines, output, options, window)
+        translations = translate_stream(ask, lines, output, options, window)
         if references is None:
             for _ in translations:
                 pass
         else:
-            target_lang = options.target_lang or target_lang_of(export)
+            target_lang = options.target_lang or target_lang_of(model)
             report_scores(list(translations), references, target_lang)
 
 

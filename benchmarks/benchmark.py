@@ -357,7 +357,7 @@ class Session:
         def translate() -> float:
             texts = []
             for batch in batches:
-                found = self.export.translate(tf.constant(batch), beam_size=beam_size)
+                found = self.export.translate(tf.constant(batch), beam_size=[beam_size])
                 texts += found["translation"][:, 0].numpy().tolist()
             return self.count_tokens(texts)
 

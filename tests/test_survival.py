@@ -88,3 +88,11 @@ def test_an_absurd_rate_diverges_and_leaves_sound_checkpoints(flags, tmp_path):
         for name in reader.get_variable_to_shape_map():
             if name.startswith(("weights", "optimizer")):
                 assert np.isfinite(reader.get_tensor(name)).all(), name
+
+
+def test_a_run_that_does_not_learn_is_given_a_hint(flags, tmp_path):
+    # The rate falls so soon that nothing is learnt in 20 updates.
+    slow = words("--learning_rate_scale 0.0001 --warmup_steps 5 --max_steps 20")
+    result = train(*flags, *slow, "--output_dir", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "hint: after the warm-up a loss of " in result.stdout

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,52 @@ def test_an_output_that_cannot_be_written_is_named(corpus, tmp_path):
     (tmp_path / "file").write_text("in the way")
     flags = [*data_flags(corpus), "--output_dir", tmp_path / "file" / "run"]
     refused(train(*flags), 2, "--output_dir", "file/run")
+
+
+def export_again(*arguments):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "export.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+
+
+def test_an_export_is_looked_at_as_a_server_would(run):
+    _, _, printed = run
+    for what in ("operations", "size of the variables", "loading as a server"):
+        assert f"  {what}: ok\n" in printed
+    for signature in ("serving_default", "greedy", "nbest"):
+        assert f"  signature {signature}: ok\n" in printed
+
+
+def test_another_version_is_exported_from_the_checkpoints(run, tmp_path):
+    directory, _, _ = run
+    shutil.copytree(directory, tmp_path / "my_run")
+    result = export_again(tmp_path / "my_run", "--average_checkpoints", "1")
+    assert result.returncode == 0, result.stderr
+    assert "exporting the average of 1 checkpoints" in result.stdout
+    assert "  signature nbest: ok\n" in result.stdout
+    exports = tmp_path / "my_run" / "export"
+    assert {path.name for path in exports.iterdir() if path.is_dir()} == {"1", "2"}
+    assert "/models/my_run" in (exports / "README.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nowhere"], "no run in nowhere, expected its config.yaml"),
+        (["RUN", "--version", "0"], "--version is 0, expected a number from 1 on"),
+        (["RUN", "--average_checkpoints", "0"], "--average_checkpoints is 0"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(run, arguments, message):
+    given = [run[0] if argument == "RUN" else argument for argument in arguments]
+    result = export_again(*given)
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"export.py: {message}")
 
 
 def test_translate_prints_what_training_exported(run, corpus):

@@ -45,13 +45,7 @@ class Checkpoints:
 
     @property
     def paths(self) -> list[str]:
-        """Oldest first, by the files there; a list beside them could be damaged."""
-        numbered = {
-            int(match[1]): str(path.with_suffix(""))
-            for path in self.directory.glob("ckpt-*.index")
-            if (match := re.fullmatch(r"ckpt-(\d+)\.index", path.name))
-        }
-        return [numbered[number] for number in sorted(numbered)]
+        return checkpoint_paths(self.directory)
 
     def save(self) -> None:
         """Writes the current state, then removes what is older than the newest `keep`.
@@ -96,7 +90,7 @@ class Checkpoints:
         unreadable: list[Path] = []
         for path in reversed(self.paths):
             try:
-                self._read(self.checkpoint, path)
+                _read(self.checkpoint, path)
             except CheckpointError as error:
                 unreadable.append(Path(path))
                 report(f"passed over: {error}")
@@ -115,33 +109,52 @@ class Checkpoints:
         for file in self._files(path):
             file.rename(file.with_name(f"damaged-{file.name}"))
 
-    def load_average(self, model: keras.Model, last: int) -> int:
-        """Sets the model's weights to the mean over the newest `last` checkpoints.
 
-        Returns:
-            How many there were to average.
-        """
-        paths = self.paths[-last:]
-        reader = tf.train.Checkpoint(weights=_named_weights(model))
-        total = [np.zeros(w.shape, np.float64) for w in model.weights]
-        for path in paths:
-            self._read(reader, path)
-            for mean, weight in zip(total, model.weights, strict=True):
-                mean += weight.numpy() / len(paths)
+def checkpoint_paths(directory: Path) -> list[str]:
+    """Oldest first, by the files there; a list beside them could be damaged."""
+    numbered = {
+        int(match[1]): str(path.with_suffix(""))
+        for path in Path(directory).glob("ckpt-*.index")
+        if (match := re.fullmatch(r"ckpt-(\d+)\.index", path.name))
+    }
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def load_average(directory: Path, model: keras.Model, last: int) -> int:
+    """Sets a model's weights to the mean over the newest `last` checkpoints (6.1).
+
+    Returns:
+        How many there were to average.
+
+    Raises:
+        CheckpointError: there is none, or one cannot be read.
+    """
+    paths = checkpoint_paths(directory)[-last:]
+    if not paths:
+        raise CheckpointError(
+            f"no checkpoint in {directory}, expected those of a run; `python train.py` "
+            "makes them"
+        )
+    reader = tf.train.Checkpoint(weights=_named_weights(model))
+    total = [np.zeros(w.shape, np.float64) for w in model.weights]
+    for path in paths:
+        _read(reader, path)
         for mean, weight in zip(total, model.weights, strict=True):
-            weight.assign(mean.astype(np.float32))
-        return len(paths)
+            mean += weight.numpy() / len(paths)
+    for mean, weight in zip(total, model.weights, strict=True):
+        weight.assign(mean.astype(np.float32))
+    return len(paths)
 
-    @staticmethod
-    def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
-        try:
-            status = checkpoint.read(path)
-            status.assert_existing_objects_matched()
-            status.expect_partial()
-        except (tf.errors.OpError, AssertionError, ValueError, IndexError) as error:
-            raise CheckpointError(
-                f"cannot read the checkpoint {path}: {_first_line(error)}"
-            ) from error
+
+def _read(checkpoint: tf.train.Checkpoint, path: str) -> None:
+    try:
+        status = checkpoint.read(path)
+        status.assert_existing_objects_matched()
+        status.expect_partial()
+    except (tf.errors.OpError, AssertionError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {_first_line(error)}"
+        ) from error
 
 
 def _named_weights(model: keras.Model) -> dict[str, tf.Variable]:

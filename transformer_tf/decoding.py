@@ -30,6 +30,15 @@ class Hypotheses(NamedTuple):
     lengths: tf.Tensor  # (B, F) int32: tokens, EOS included; 0 = none
 
 
+class Limits(NamedTuple):
+    """What each sentence may have; its neighbours may have more or less."""
+
+    beam_size: tf.Tensor  # (b,) int32: W of the sentence, at most that of the batch
+    nbest: tf.Tensor  # (b,) int32: F of the sentence
+    length: tf.Tensor  # (b,) int32: tokens, EOS included
+    alpha: tf.Tensor  # (b,) float32: of the length penalty
+
+
 class Beams(NamedTuple):
     """What one step hands to the next; t tokens have been chosen.
 
@@ -38,7 +47,7 @@ class Beams(NamedTuple):
 
     step: tf.Tensor  # () int32: t
     sentences: tf.Tensor  # (b,) int32: which ones they are
-    max_lengths: tf.Tensor  # (b,) int32
+    limits: Limits
     ids: tf.Tensor  # (n, 1 + t) int32: BOS and the tokens of each live hypothesis
     logp: tf.Tensor  # (b, W) float32: its log-probability, best first; -inf = dead
     state: Any  # nest of (n, ...): what the model remembers of it
@@ -50,6 +59,11 @@ class Beams(NamedTuple):
 def length_penalty_divisor(length: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """((5 + length) / 6)^alpha: what GNMT divides a log-probability by."""
     return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, alpha)
+
+
+def widest(sizes: int | tf.Tensor) -> tf.Tensor:
+    """The largest of the sizes; 1 if there are none."""
+    return tf.maximum(tf.reduce_max(sizes), 1)
 
 
 def top_k(rows: tf.Tensor, k: int | tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -100,12 +114,15 @@ def beam_search(
         memory: any nest of tensors whose axis 0 is B, which the hypotheses of a
             sentence share. Rows leave with their sentences.
         batch_size: B.
-        beam_size: W. A scalar tensor makes one graph serve every width.
+        beam_size: W, or (B,) one for each sentence; W is then the largest, and
+            `initial_state` has B * W rows. Tensors make one graph serve every width.
         max_lengths: (B,) int32, the most tokens of a hypothesis, EOS included; values
             below 1 count as 1.
         allowed: (V,) boolean, False = never produced. EOS is always allowed.
-        length_penalty: alpha of the GNMT penalty; 0 compares bare log-probabilities.
-        nbest: F, hypotheses kept for each sentence. Greedy search finds only one.
+        length_penalty: alpha of the GNMT penalty, or (B,) one for each sentence; 0
+            compares bare log-probabilities.
+        nbest: F, hypotheses kept for each sentence, or (B,), of which F is the largest.
+            Greedy search finds only one.
         bos_id: the token that is fed first.
         eos_id: the token that ends a hypothesis.
         pad_id: what fills the ids after EOS; may not be an allowed token.
@@ -116,25 +133,33 @@ def beam_search(
     extension_bias = tf.where(
         allowed & (tf.range(tf.size(allowed)) != eos_id), 0.0, DEAD
     )
+
+    def for_each(value, dtype):
+        return tf.broadcast_to(tf.cast(value, dtype), [batch_size])
+
+    limits = Limits(
+        beam_size=for_each(beam_size, tf.int32),
+        nbest=for_each(nbest, tf.int32),
+        length=tf.maximum(max_lengths, 1),
+        alpha=for_each(length_penalty, tf.float32),
+    )
     search = _Search(
         step_fn=step_fn,
-        batch_size=batch_size,
-        beam_size=beam_size,
-        nbest=nbest,
+        beam_size=widest(beam_size),
+        nbest=widest(nbest),
         extension_bias=extension_bias,
-        alpha=tf.cast(length_penalty, tf.float32),
         bos_id=bos_id,
         eos_id=eos_id,
         pad_id=pad_id,
     )
-    beams = search.init(initial_state, memory, tf.maximum(max_lengths, 1))
+    beams = search.init(initial_state, memory, limits)
     (beams,) = tf.while_loop(
         lambda beams: tf.size(beams.sentences) > 0,
         lambda beams: (search.step(beams),),
         (beams,),
         shape_invariants=(_growing_shapes(beams),),
     )
-    return search.finish(beams)
+    return search.finish(beams, limits.nbest)
 
 
 @dataclass(frozen=True)
@@ -142,28 +167,26 @@ class _Search:
     """What stays the same over one search, and its three parts."""
 
     step_fn: Callable
-    batch_size: int | tf.Tensor
-    beam_size: int | tf.Tensor
-    nbest: int | tf.Tensor
+    beam_size: tf.Tensor  # () int32: W
+    nbest: tf.Tensor  # () int32: F
     extension_bias: tf.Tensor  # (V,) float32: 0, or -inf for EOS and what is forbidden
-    alpha: tf.Tensor  # () float32
     bos_id: int
     eos_id: int
     pad_id: int
 
-    def init(self, state: Any, memory: Any, max_lengths: tf.Tensor) -> Beams:
+    def init(self, state: Any, memory: Any, limits: Limits) -> Beams:
         """One live beam per sentence; W equal ones would fill the beam with copies."""
         width, kept = self.beam_size, self.nbest
         # Grappler would take a size that is constant here for one that stays.
         sentences = tf.compat.v1.placeholder_with_default(
-            tf.range(self.batch_size), [None]
+            tf.range(tf.size(limits.length)), [None]
         )
         batch = tf.size(sentences)
         first = tf.where(tf.range(width) == 0, 0.0, DEAD)  # (W,)
         return Beams(
             step=tf.constant(0),
             sentences=sentences,
-            max_lengths=max_lengths,
+            limits=limits,
             ids=tf.fill([batch * width, 1], self.bos_id),
             logp=tf.tile(first[None], [batch, 1]),
             state=state,
@@ -189,12 +212,15 @@ class _Search:
         )
         return self._follow(beams, hopeful, parents, tokens)
 
-    def finish(self, beams: Beams) -> Hypotheses:
-        """Cuts BOS and what no hypothesis fills."""
+    def finish(self, beams: Beams, nbest: tf.Tensor) -> Hypotheses:
+        """Cuts BOS, what no hypothesis fills, and what a sentence did not ask for."""
+        is_wanted = tf.range(self.nbest) < nbest[:, None]  # (B, F)
         ids = beams.finished_ids[:, :, 1:]
+        ids = tf.where(is_wanted[:, :, None], ids, self.pad_id)
+        scores = tf.where(is_wanted, beams.scores, DEAD)
         lengths = tf.math.count_nonzero(ids != self.pad_id, axis=-1, dtype=tf.int32)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1], [0, 0]]))  # 0 without a row
-        return Hypotheses(ids[:, :, :longest], beams.scores, lengths)
+        return Hypotheses(ids[:, :, :longest], scores, lengths)
 
     def _extend(self, beams: Beams, logits: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """The extensions of all live beams.
@@ -215,11 +241,12 @@ class _Search:
         tokens = tf.gather(tf.reshape(tokens, flat), index, batch_dims=1)
 
         ends = tf.reshape(before + logits[:, self.eos_id], tf.shape(beams.logp))
-        has_room = beams.step + 1 < beams.max_lengths  # for a token and then EOS
-        logp = tf.where(has_room[:, None], logp, DEAD)
+        has_room = beams.step + 1 < beams.limits.length  # for a token and then EOS
+        is_wanted = tf.range(width) < beams.limits.beam_size[:, None]
+        logp = tf.where(has_room[:, None] & is_wanted, logp, DEAD)
         # Greedy search has to choose: its one beam ends where EOS is the best token,
         # and only there.
-        greedy = tf.equal(width, 1)
+        greedy = tf.equal(beams.limits.beam_size, 1)[:, None]
         chosen = ends >= logp[:, :1]
         logp = tf.where(greedy & chosen, DEAD, logp)
         ends = tf.where(greedy & ~chosen, DEAD, ends)
@@ -232,7 +259,8 @@ class _Search:
             `finished_ids` and `scores` of all sentences, one token longer; and of those
             in the batch the worst of the scores, (b,).
         """
-        candidates = ends / length_penalty_divisor(beams.step + 1, self.alpha)
+        alpha = beams.limits.alpha[:, None]
+        candidates = ends / length_penalty_divisor(beams.step + 1, alpha)
         shape = [tf.size(beams.sentences), self.beam_size, beams.step + 1]
         # Finished ones come first: on a tie top_k keeps what is there.
         all_ids = [
@@ -251,7 +279,7 @@ class _Search:
         return (
             tf.tensor_scatter_nd_update(finished_ids, places, ids),
             tf.tensor_scatter_nd_update(beams.scores, places, scores),
-            scores[:, -1],
+            tf.gather(scores, beams.limits.nbest - 1, batch_dims=1),
         )
 
     def _is_hopeful(self, beams: Beams, logp: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
@@ -261,8 +289,8 @@ class _Search:
         under the most favourable length to come: the cap if alpha > 0, else the next.
         """
         divisor = tf.maximum(
-            length_penalty_divisor(beams.step + 2, self.alpha),
-            length_penalty_divisor(beams.max_lengths, self.alpha),
+            length_penalty_divisor(beams.step + 2, beams.limits.alpha),
+            length_penalty_divisor(beams.limits.length, beams.limits.alpha),
         )
         return logp[:, 0] / divisor > worst
 
@@ -276,8 +304,8 @@ class _Search:
         rows = tf.reshape(rows, [-1])
         state, ids = _gather((beams.state, beams.ids), rows)
         tokens = tf.reshape(tf.gather(tokens, stay), [-1, 1])
-        sentences, max_lengths, logp = _gather(
-            (beams.sentences, beams.max_lengths, beams.logp), stay
+        sentences, limits, logp = _gather(
+            (beams.sentences, beams.limits, beams.logp), stay
         )
         memory = beams.memory
         if tf.nest.flatten(memory):  # it is large and seldom changes
@@ -288,7 +316,7 @@ class _Search:
             )
         return beams._replace(
             sentences=sentences,
-            max_lengths=max_lengths,
+            limits=limits,
             ids=tf.concat([ids, tokens], axis=1),
             logp=logp,
             state=state,
@@ -311,7 +339,7 @@ def _growing_shapes(beams: Beams) -> Beams:
     return Beams(
         step=tf.TensorShape([]),
         sentences=tf.TensorShape([None]),
-        max_lengths=tf.TensorShape([None]),
+        limits=Limits(*[tf.TensorShape([None])] * 4),
         ids=tf.TensorShape([None, None]),
         logp=tf.TensorShape([None, None]),
         state=tf.nest.map_structure(changing, beams.state),

@@ -7,13 +7,9 @@ end, each is translated, and the translations are joined.
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
-
-import tensorflow as tf
-
-from transformer_tf.translator import ExportError, one_line
 
 # A batch holds sentences of similar length: BATCH_ROWS short ones, or as many long ones
 # as BATCH_BYTES allows.
@@ -34,6 +30,14 @@ _MARK = re.compile(f"(?:{_QUOTED})|(?P<end>{_END})")
 _SPACELESS = re.compile("[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]")
 
 
+class Answer(NamedTuple):
+    """What a model says to a batch of B sentences."""
+
+    translations: list[list[bytes]]  # (B, F), best first
+    scores: list[list[float]]  # (B, F); minus infinity where the search found none
+    truncated: list[bool]  # (B,)
+
+
 class Sentence(NamedTuple):
     """One line of input and what became of it."""
 
@@ -43,25 +47,24 @@ class Sentence(NamedTuple):
 
 
 def translate_lines(
-    translator: Any, lines: Sequence[bytes], **options: Any
+    ask: Callable[..., Answer], lines: Sequence[bytes], **options: Any
 ) -> list[Sentence]:
     """Translates lines (UTF-8) in batches of similar length.
 
     Args:
-        translator: a `Translator`, or what `load` returned.
+        ask: (sentences, **options) -> Answer: an export, or a server.
         lines: as many as may be held in memory.
-        **options: of `translate`.
+        **options: for `ask`.
 
     Returns:
         One `Sentence` for each line, in their order.
     """
     cut = [split_sentences(line) for line in lines]
-    parts = iter(
-        _translate([part for parts in cut for part in parts], translator, options)
-    )
+    sentences = list(itertools.chain.from_iterable(cut))
+    found = iter(_translate(sentences, ask, options))
     return [
-        _joined(line, [next(parts) for _ in sentences])
-        for line, sentences in zip(lines, cut, strict=True)
+        _joined(line, list(itertools.islice(found, len(parts))))
+        for line, parts in zip(lines, cut, strict=True)
     ]
 
 
@@ -100,26 +103,16 @@ def _append(text: bytes, more: bytes) -> bytes:
 
 
 def _translate(
-    sentences: Sequence[bytes], translator: Any, options: dict[str, Any]
+    sentences: Sequence[bytes], ask: Callable[..., Answer], options: dict[str, Any]
 ) -> list[Sentence]:
     found: dict[int, Sentence] = {}
     for batch in _batches(sentences):
-        text = tf.constant([sentences[i] for i in batch], tf.string)
-        try:
-            outputs = translator.translate(text, **options)
-        except tf.errors.OpError as error:
-            raise ExportError(f"the model failed: {one_line(error)}") from error
-        translations, scores, truncated = (
-            outputs[name].numpy() for name in ("translation", "score", "truncated")
-        )
-        for row, i in enumerate(batch):
-            nbest = zip(translations[row], scores[row].tolist(), strict=True)
-            found[i] = Sentence(
-                sentences[i],
-                # The search may find fewer; those places have minus infinity.
-                [pair for n, pair in enumerate(nbest) if n == 0 or isfinite(pair[1])],
-                bool(truncated[row]),
-            )
+        answer = ask([sentences[i] for i in batch], **options)
+        for i, texts, scores, truncated in zip(batch, *answer, strict=True):
+            pairs = enumerate(zip(texts, scores, strict=True))
+            # The search may find fewer; those places have minus infinity.
+            nbest = [pair for n, pair in pairs if n == 0 or isfinite(pair[1])]
+            found[i] = Sentence(sentences[i], nbest, truncated)
     return [found[i] for i in range(len(sentences))]
 
 

@@ -21,7 +21,10 @@ from transformer_tf.config import (
     ConfigError,
     DecodingConfig,
 )
-from transformer_tf.decoding import Hypotheses, beam_search
+from transformer_tf.decoding import Hypotheses, beam_search, widest
+from transformer_tf.export_check import find_faults
+from transformer_tf.lines import Answer
+from transformer_tf.serving import write_warmup
 
 # Whoever may ask may ask for anything, and an error would fail all the sentences that a
 # server has batched together. So what is out of bounds is brought to the nearest bound.
@@ -90,6 +93,7 @@ class Translator(tf.Module):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             tf.saved_model.save(self, str(temporary), signatures=self._signatures())
+            write_warmup(temporary)
             _put_in_place(temporary, path)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -114,26 +118,27 @@ class Translator(tf.Module):
 
         return {
             "serving_default": best(),
-            "greedy": best(beam_size=tf.constant(1)),
+            "greedy": best(beam_size=tf.constant([1])),
             "nbest": self.translate,
         }
 
 
 def translation_graph(model: Any, tokenizer: Any, config: DecodingConfig) -> Callable:
     """The `tf.function` from text to translations."""
-    # As tensors, these become defaults in the signature of the SavedModel.
-    default_beam_size = tf.constant(config.beam_size)
-    default_length_penalty = tf.constant(config.length_penalty, tf.float32)
-    default_extra_length = tf.constant(config.extra_length)
-    default_nbest = tf.constant(1)
+    # As tensors, these become defaults in the signature of the SavedModel. There is one
+    # for all sentences; a server that batches requests needs one for each.
+    default_beam_size = tf.constant([config.beam_size])
+    default_length_penalty = tf.constant([config.length_penalty], tf.float32)
+    default_extra_length = tf.constant([config.extra_length])
+    default_nbest = tf.constant([1])
 
     @tf.function(
         input_signature=[
             _TEXT,
-            tf.TensorSpec([], tf.int32, name="beam_size"),
-            tf.TensorSpec([], tf.float32, name="length_penalty"),
-            tf.TensorSpec([], tf.int32, name="extra_length"),
-            tf.TensorSpec([], tf.int32, name="nbest"),
+            tf.TensorSpec([None], tf.int32, name="beam_size"),
+            tf.TensorSpec([None], tf.float32, name="length_penalty"),
+            tf.TensorSpec([None], tf.int32, name="extra_length"),
+            tf.TensorSpec([None], tf.int32, name="nbest"),
         ]
     )
     def translate(
@@ -147,18 +152,18 @@ def translation_graph(model: Any, tokenizer: Any, config: DecodingConfig) -> Cal
 
         Args:
             text: (B,) UTF-8 strings. What is longer than the model reads is cut.
-            beam_size: W, 1 = greedy.
+            beam_size: W, 1 = greedy. This and the others: (B,), or (1,) for all.
             length_penalty: alpha of the GNMT penalty.
             extra_length: a translation ends at source length + this many tokens.
             nbest: F, at most W.
 
         Returns:
-            translation (B, F) string and score (B, F) float32, best first; a place that
-            no hypothesis fills has "" and minus infinity. truncated (B,) boolean: the
-            sentence was cut.
+            translation (B, F) string and score (B, F) float32, best first, with the
+            largest F; a place that no hypothesis fills has "" and minus infinity.
+            truncated (B,) boolean: the sentence was cut.
         """
         beam_size = tf.clip_by_value(beam_size, 1, MAX_BEAM_SIZE)
-        nbest = tf.clip_by_value(nbest, 1, beam_size)
+        nbest = tf.minimum(tf.maximum(nbest, 1), beam_size)
         length_penalty = tf.where(tf.math.is_nan(length_penalty), 0.0, length_penalty)
         length_penalty = tf.clip_by_value(
             length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY
@@ -212,7 +217,7 @@ def search(
     """Source ids (B, S) -> target ids: encodes once, then decodes token by token."""
     batch_size = tf.shape(source)[0]
     memory, source_mask = model.encode(source)
-    cache = model.init_cache(memory, batch_size * beam_size)
+    cache = model.init_cache(memory, batch_size * widest(beam_size))
 
     def step_fn(tokens, target, memory, step):
         # Only the cache of the target follows the beams; the source's is shared.
@@ -254,7 +259,8 @@ def load(path: str | os.PathLike) -> Any:
         An object with `translate` as in `translation_graph`, and `signatures`.
 
     Raises:
-        ConfigError: there is no SavedModel, or one that somebody else made.
+        ConfigError: there is no SavedModel, or one that does something else than
+            translate; nothing of it is run.
         ExportError: it is damaged.
     """
     if not is_export(path):
@@ -263,7 +269,15 @@ def load(path: str | os.PathLike) -> Any:
             "`python train.py` makes one"
         )
     try:
+        faults = find_faults(path)
+        if faults:
+            raise ConfigError(
+                f"{path} is refused: it has {faults[0]} (of {len(faults)} such faults),"
+                " expected an export that `python train.py` made"
+            )
         loaded = tf.saved_model.load(str(path))
+    except ConfigError:
+        raise
     except (OSError, ValueError, IndexError, tf.errors.OpError) as error:
         raise ExportError(
             f"cannot read the export {path}, `python train.py` writes it again: "
@@ -275,6 +289,26 @@ def load(path: str | os.PathLike) -> Any:
             "`python train.py` made"
         )
     return loaded
+
+
+def asker(translator: Any) -> Callable[..., Answer]:
+    """The way to ask a `Translator`, or what `load` returned, about sentences.
+
+    Returns:
+        (sentences as bytes, **options of `translate`, each a number for all) -> Answer.
+        It raises ExportError if the model fails.
+    """
+
+    def ask(sentences: list[bytes], **options: float) -> Answer:
+        given = {name: tf.constant([value]) for name, value in options.items()}
+        try:
+            found = translator.translate(tf.constant(sentences, tf.string), **given)
+        except tf.errors.OpError as error:
+            raise ExportError(f"the model failed: {one_line(error)}") from error
+        names = ("translation", "score", "truncated")
+        return Answer(*(found[name].numpy().tolist() for name in names))
+
+    return ask
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

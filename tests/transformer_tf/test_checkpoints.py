@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from transformer_tf import checkpoints as checkpoints_module
-from transformer_tf.checkpoints import CheckpointError, Checkpoints
+from transformer_tf.checkpoints import CheckpointError, Checkpoints, load_average
 from transformer_tf.config import PRESETS, TrainingConfig
 from transformer_tf.model import build_transformer
 from transformer_tf.training import Trainer
@@ -118,7 +118,7 @@ def test_the_newest_stay_and_are_averaged(tmp_path):
     assert [path.rsplit("-", 1)[1] for path in checkpoints.paths] == ["2", "3", "4"]
 
     model = make_model(seed=5)
-    assert checkpoints.load_average(model, last=2) == 2
+    assert load_average(tmp_path, model, last=2) == 2
     for weight, third, fourth in zip(model.weights, saved[2], saved[3], strict=True):
         np.testing.assert_allclose(weight, (third + fourth) / 2, atol=1e-7)
 

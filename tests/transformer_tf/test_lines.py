@@ -1,16 +1,18 @@
 """Any line gives one line: cut, batched, translated, joined."""
 
+import os
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.tokenizer import Tokenizer, train_vocabulary
-from transformer_tf.lines import _batches, split_sentences, translate_lines
+from transformer_tf.lines import Answer, _batches, split_sentences, translate_lines
 from transformer_tf.model import Transformer
-from transformer_tf.translator import Translator
+from transformer_tf.translator import Translator, asker
 
 
 @pytest.mark.parametrize(
@@ -52,18 +54,15 @@ class Echo:
     def __init__(self):
         self.batches = []
 
-    def translate(self, text, nbest=1, **options):
-        texts = text.numpy().tolist()
-        self.batches.append(texts)
+    def __call__(self, sentences, nbest=1):
+        self.batches.append(sentences)
         kinds = [b"-best", b"-second"][:nbest]
-        translation = [[t + kind if t else b"" for kind in kinds] for t in texts]
-        # It never finds a second one for short texts.
-        score = [[-1.0, -2.0 if len(t) > 3 else -np.inf][:nbest] for t in texts]
-        return {
-            "translation": tf.constant(translation),
-            "score": tf.constant(score, tf.float32),
-            "truncated": tf.constant([len(t) > 20 for t in texts]),
-        }
+        return Answer(
+            [[text + kind for kind in kinds] for text in sentences],
+            # It never finds a second one for short texts.
+            [[-1.0, -2.0 if len(t) > 3 else -np.inf][:nbest] for t in sentences],
+            [len(text) > 20 for text in sentences],
+        )
 
 
 def test_translations_of_a_line_are_joined_as_its_script_asks():
@@ -88,10 +87,13 @@ def test_a_line_is_truncated_if_one_of_its_sentences_is():
 
 def test_empty_sentences_leave_no_space():
     class Mute(Echo):
-        def translate(self, text, **options):
-            found = super().translate(text, **options)
-            empty = tf.strings.regex_full_match(text, "b!")[:, None]
-            return {**found, "translation": tf.where(empty, "", found["translation"])}
+        def __call__(self, sentences, **options):
+            answer = super().__call__(sentences, **options)
+            texts = [
+                [b"" if text == b"b!" else best for best in nbest]
+                for text, nbest in zip(sentences, answer.translations, strict=True)
+            ]
+            return answer._replace(translations=texts)
 
     [found] = translate_lines(Mute(), [b"b! a! b! c"])
     assert found.nbest[0][0] == b"a!-best c-best"
@@ -141,7 +143,7 @@ ANY_TEXT = st.one_of(
 
 
 def check_any_texts(translator, texts):
-    found = translate_lines(translator, texts, beam_size=2)
+    found = translate_lines(asker(translator), texts, beam_size=2)
     assert [sentence.source for sentence in found] == texts
     for sentence in found:
         [(translation, score)] = sentence.nbest
@@ -164,8 +166,31 @@ def test_many_more_random_texts(babbler, texts):
 
 
 def test_a_line_of_ten_thousand_characters(babbler):
-    [long, cut] = translate_lines(
-        babbler, [("山と犬。" * 2500).encode(), ("山" * 10_000).encode()], beam_size=1
-    )
+    lines = [("山と犬。" * 2500).encode(), ("山" * 10_000).encode()]
+    [long, cut] = translate_lines(asker(babbler), lines, beam_size=1)
     assert not long.truncated
     assert cut.truncated
+
+
+def resident_megabytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_long_service_needs_no_more_memory(babbler):
+    random = np.random.default_rng(1)
+
+    def translate(count):
+        for _ in range(count // 4):
+            lengths = random.integers(1, 200, 4)
+            texts = [
+                "".join(random.choice(list("山川海空犬 ab。"), n)) for n in lengths
+            ]
+            translate_lines(asker(babbler), [t.encode() for t in texts], beam_size=2)
+
+    translate(400)
+    before = resident_megabytes()
+    translate(2000)
+    assert resident_megabytes() < 1.05 * before
+    assert babbler.translate.experimental_get_tracing_count() == 1

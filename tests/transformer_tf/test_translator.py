@@ -80,9 +80,14 @@ def phrase_book():
     return model, tokenizer, Translator(model, tokenizer)
 
 
+def for_all(options):
+    """Each option with one value for all sentences."""
+    return {name: [value] for name, value in options.items()}
+
+
 def best(translator, texts, **options):
     """The best translation of each text, as str."""
-    found = translator.translate(tf.constant(texts, tf.string), **options)
+    found = translator.translate(tf.constant(texts, tf.string), **for_all(options))
     return [text.decode() for text in found["translation"].numpy()[:, 0]]
 
 
@@ -109,9 +114,9 @@ def test_a_batch_equals_its_sentences_one_by_one(phrase_book, beam_size):
     _, _, translator = phrase_book
     options = dict(beam_size=beam_size, nbest=beam_size)
     texts = [*PHRASES, *UNSEEN, ""]
-    together = translator.translate(tf.constant(texts), **options)
+    together = translator.translate(tf.constant(texts), **for_all(options))
     for row, text in enumerate(texts):
-        alone = translator.translate(tf.constant([text]), **options)
+        alone = translator.translate(tf.constant([text]), **for_all(options))
         for name in ("translation", "truncated"):
             np.testing.assert_array_equal(together[name][row], alone[name][0])
         np.testing.assert_allclose(
@@ -179,7 +184,9 @@ def test_options_out_of_bounds_are_brought_to_the_bound(phrase_book):
     _, _, translator = phrase_book
 
     def scores(**options):
-        return translator.translate(tf.constant(UNSEEN), **options)["score"].numpy()
+        return translator.translate(tf.constant(UNSEEN), **for_all(options))[
+            "score"
+        ].numpy()
 
     for asked, given in [
         (dict(beam_size=1000, nbest=1000), dict(beam_size=8, nbest=8)),
@@ -190,6 +197,50 @@ def test_options_out_of_bounds_are_brought_to_the_bound(phrase_book):
         (dict(extra_length=2**31 - 1), dict(extra_length=40)),
     ]:
         np.testing.assert_array_equal(scores(**asked), scores(**given))
+
+
+def test_each_sentence_may_have_options_of_its_own(phrase_book):
+    _, _, translator = phrase_book
+    options = {
+        "beam_size": [4, 1, 2, 8, 3, 1],
+        "length_penalty": [0.6, 0.0, 2.0, -1.0, 0.6, float("nan")],
+        "extra_length": [50, 2, 0, 9, 1, 50],
+        "nbest": [1, 1, 2, 5, 3, 9],
+    }
+    assert len(UNSEEN) == 6
+    together = translator.translate(tf.constant(UNSEEN), **options)
+    for row, text in enumerate(UNSEEN):
+        mine = {name: [values[row]] for name, values in options.items()}
+        alone = translator.translate(tf.constant([text]), **mine)
+        kept = alone["score"].shape[1]
+        np.testing.assert_allclose(
+            together["score"][row, :kept], alone["score"][0], atol=1e-5
+        )
+        assert np.isneginf(together["score"][row, kept:]).all()
+        translations = together["translation"].numpy()[row].tolist()
+        assert translations[:kept] == alone["translation"].numpy()[0].tolist()
+        assert set(translations[kept:]) <= {b""}
+
+
+def test_a_thousand_rows_and_one_that_asks_for_too_much(phrase_book):
+    _, _, translator = phrase_book
+    texts = ["はい", "駅はどこですか"] * 500
+    texts[7] = "猫が庭で" * 2500
+    sizes = [1] * 1000
+    sizes[8] = 10**9
+    found = translator.translate(tf.constant(texts), beam_size=sizes)
+    assert found["truncated"].numpy().tolist() == [row == 7 for row in range(1000)]
+    expected = best(translator, texts[:2], beam_size=1)
+    translations = [t.decode() for t in found["translation"].numpy()[:, 0]]
+    assert [t for row, t in enumerate(translations) if row not in (7, 8)] == [
+        expected[row % 2] for row in range(1000) if row not in (7, 8)
+    ]
+
+
+def test_options_for_other_sentences_are_an_error(phrase_book):
+    _, _, translator = phrase_book
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        translator.translate(tf.constant(["はい"] * 3), beam_size=[1, 2])
 
 
 def test_any_bytes_give_one_line_each_from_one_trace(phrase_book):
@@ -257,7 +308,9 @@ def test_the_loaded_export_says_the_same(phrase_book, export):
     loaded = load(export)
     texts = tf.constant([*PHRASES, *UNSEEN, ""])
     for options in ({}, dict(beam_size=1), dict(nbest=3), dict(length_penalty=2.0)):
-        ours, theirs = (t.translate(texts, **options) for t in (translator, loaded))
+        ours, theirs = (
+            t.translate(texts, **for_all(options)) for t in (translator, loaded)
+        )
         np.testing.assert_array_equal(ours["translation"], theirs["translation"])
         np.testing.assert_allclose(ours["score"], theirs["score"], atol=1e-6)
 
@@ -340,7 +393,7 @@ def test_a_server_that_has_only_tensorflow_and_its_text_ops(
         "SentencepieceTokenizeOp",
     ]
     for name, beam_size in [("serving_default", 4), ("greedy", 1)]:
-        expected = translator.translate(tf.constant(texts), beam_size=beam_size)
+        expected = translator.translate(tf.constant(texts), beam_size=[beam_size])
         translation, score = answer[name]
         assert translation == best(translator, texts, beam_size=beam_size)
         np.testing.assert_allclose(score, expected["score"][:, 0], atol=1e-4)

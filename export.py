@@ -1,0 +1,142 @@
+"""Exports a run again: `python export.py runs/ja_en --version 2`.
+
+`train.py` exports when it ends. This makes another version from the checkpoints, for a
+server that takes up new versions by itself, and looks at it as a server would.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_tf.config import ConfigError, DecodingConfig, ModelConfig
+from transformer_tf.flags import OneLineErrors
+from transformer_tf.run_directory import log
+
+if TYPE_CHECKING:
+    from data_pipeline.tokenizer import Tokenizer
+    from transformer_tf.model import Transformer
+
+
+class Parser(OneLineErrors, argparse.ArgumentParser):
+    pass
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="export.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit codes: 0 done, 2 wrong use, 5 damaged checkpoint, disk or export",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="directory that train.py wrote")
+    add(
+        "--version",
+        type=int,
+        metavar="N",
+        help="number of the export (default: the newest one and 1)",
+    )
+    add(
+        "--average_checkpoints",
+        type=int,
+        metavar="N",
+        help="newest checkpoints averaged, 1 = the last (default: as configured)",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = make_parser().parse_args(argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        export_again(Path(options.run), options.version, options.average_checkpoints)
+    except (ConfigError, OSError) as error:
+        print(f"export.py: {' '.join(str(error).split())}", file=sys.stderr)
+        return getattr(error, "exit_code", 5)
+    return 0
+
+
+def export_again(run: Path, version: int | None, average: int | None) -> None:
+    """Makes `RUN/export/VERSION` from the newest checkpoints of a run."""
+    settings = _settings(run)
+    version = _newest_version(run) + 1 if version is None else version
+    average = settings["average_checkpoints"] if average is None else average
+    for name, value in {"version": version, "average_checkpoints": average}.items():
+        if value < 1:
+            raise ConfigError(f"--{name} is {value}, expected a number from 1 on")
+    from data_pipeline.tokenizer import Tokenizer
+    from transformer_tf.checkpoints import load_average
+    from transformer_tf.model import build_transformer
+
+    tokenizer = Tokenizer.load(run / "vocab.model")
+    model = build_transformer(_config(ModelConfig, settings), tokenizer.vocab_size)
+    count = load_average(run / "checkpoints", model, average)
+    log(f"exporting the average of {count} checkpoints")
+    decoding = _config(DecodingConfig, settings)
+    save_checked(model, tokenizer, decoding, run / "export" / str(version))
+
+
+def save_checked(
+    model: "Transformer",
+    tokenizer: "Tokenizer",
+    decoding: DecodingConfig,
+    path: Path,
+    check: bool = True,
+) -> None:
+    """Saves a translator, with what a server wants beside it, and looks at it.
+
+    Raises:
+        ExportError: it cannot be written, or does not say what the model says.
+    """
+    from transformer_tf.self_check import self_check
+    from transformer_tf.serving import write_serving_files
+    from transformer_tf.translator import ExportError, Translator
+
+    translator = Translator(model, tokenizer, decoding)
+    translator.save(path)
+    log(f"saved {path}")
+    write_serving_files(path.parent)
+    if not check:
+        return
+    for name, fault in self_check(path, translator.translate, model.count_params()):
+        log(f"  {name}: {fault or 'ok'}")
+        if fault:
+            raise ExportError(f"the export {path} is not sound, {name}: {fault}")
+
+
+def _settings(run: Path) -> dict:
+    import yaml
+
+    try:
+        text = (run / "config.yaml").read_text(encoding="utf-8")
+        settings = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"no run in {run}, expected its config.yaml ({type(error).__name__}); name "
+            "a directory that `python train.py` wrote"
+        ) from error
+    missing = {
+        field.name for kind in (ModelConfig, DecodingConfig) for field in fields(kind)
+    } - set(settings if isinstance(settings, dict) else {})
+    if missing or "average_checkpoints" not in settings:
+        raise ConfigError(f"{run}/config.yaml lacks {', '.join(sorted(missing))}")
+    return settings
+
+
+def _config(kind: type, settings: dict):
+    return kind(**{field.name: settings[field.name] for field in fields(kind)})
+
+
+def _newest_version(run: Path) -> int:
+    names = [path.name for path in (run / "export").glob("[0-9]*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
