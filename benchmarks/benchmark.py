@@ -394,7 +394,7 @@ class Session:
         import tensorflow as tf
         from no_cache_reference import greedy
 
-        from transformer_tf.translator import read_source
+        from transformer_tf.graphs import read_source
 
         model = self.exported_model()
         decode = tf.function(greedy(model), reduce_retracing=True)

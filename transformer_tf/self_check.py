@@ -56,10 +56,12 @@ with v1.Session(graph=tf.Graph()) as session:
 
     answers = {}
     for name in model.signature_def:
-        if name.startswith("__"):
+        if "translation" not in model.signature_def[name].outputs:
             continue
         one_by_one = [best(name, [text])[0] for text in sentences]
         answers[name] = [best(name, sentences), one_by_one]
+    shares = run("attention", sentences)["attention"].sum(axis=-1)
+    assert ((abs(shares - 1) < 1e-4) | (shares == 0)).all(), "shares do not sum to 1"
 print(json.dumps(answers))
 """
 

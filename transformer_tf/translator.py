@@ -14,23 +14,16 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the ops that an export is loaded with
 
-from transformer_tf.config import (
-    EOS_ID,
-    MAX_BEAM_SIZE,
-    PAD_ID,
-    ConfigError,
-    DecodingConfig,
-)
-from transformer_tf.decoding import Hypotheses, beam_search, widest
+from transformer_tf.config import ConfigError, DecodingConfig
 from transformer_tf.export_check import find_faults
+from transformer_tf.graphs import (
+    TEXT,
+    attention_graph,
+    search_graph,
+    translation_graph,
+)
 from transformer_tf.lines import Answer
 from transformer_tf.serving import write_warmup
-
-# Whoever may ask may ask for anything, and an error would fail all the sentences that a
-# server has batched together. So what is out of bounds is brought to the nearest bound.
-MAX_LENGTH_PENALTY = 10.0
-
-_TEXT = tf.TensorSpec([None], tf.string, name="text")
 
 
 class ExportError(OSError):
@@ -42,12 +35,14 @@ class ExportError(OSError):
 class Translator(tf.Module):
     """Translates sentences; `save` makes a SavedModel of it.
 
-    `translate` is described at `translation_graph`. The signatures of the SavedModel:
+    `translate` is described at `translation_graph`, `attention` at `attention_graph`.
+    The signatures of the SavedModel:
 
         serving_default  text (B,) -> translation (B,), score (B,): the best, found with
                          the configured options
         greedy           the same with beam 1
         nbest            `translate` itself, with its options
+        attention        `attention` itself: where the best translation looked
 
     Args:
         model: a built `Transformer`. The graph computes in the type that it was built
@@ -70,7 +65,10 @@ class Translator(tf.Module):
         # bring variables of its own along, which TF Serving does not find; these are
         # the ones that the graph reads, once.
         self.weights = [variable.value for variable in model.weights]
-        self.translate = translation_graph(model, tokenizer, config or DecodingConfig())
+        config = config or DecodingConfig()
+        parts = (search_graph(model, tokenizer.vocab_size), model, tokenizer, config)
+        self.translate = translation_graph(*parts)
+        self.attention = attention_graph(*parts)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the SavedModel, or replaces the one that is there.
@@ -106,7 +104,7 @@ class Translator(tf.Module):
         """All of them call the graph of `translate`, which is saved only once."""
 
         def best(**options: tf.Tensor) -> Callable:
-            @tf.function(input_signature=[_TEXT])
+            @tf.function(input_signature=[TEXT])
             def signature(text):
                 found = self.translate(text, **options)
                 return {
@@ -120,131 +118,8 @@ class Translator(tf.Module):
             "serving_default": best(),
             "greedy": best(beam_size=tf.constant([1])),
             "nbest": self.translate,
+            "attention": self.attention,
         }
-
-
-def translation_graph(model: Any, tokenizer: Any, config: DecodingConfig) -> Callable:
-    """The `tf.function` from text to translations."""
-    # As tensors, these become defaults in the signature of the SavedModel. There is one
-    # for all sentences; a server that batches requests needs one for each.
-    default_beam_size = tf.constant([config.beam_size])
-    default_length_penalty = tf.constant([config.length_penalty], tf.float32)
-    default_extra_length = tf.constant([config.extra_length])
-    default_nbest = tf.constant([1])
-
-    @tf.function(
-        input_signature=[
-            _TEXT,
-            tf.TensorSpec([None], tf.int32, name="beam_size"),
-            tf.TensorSpec([None], tf.float32, name="length_penalty"),
-            tf.TensorSpec([None], tf.int32, name="extra_length"),
-            tf.TensorSpec([None], tf.int32, name="nbest"),
-        ]
-    )
-    def translate(
-        text,
-        beam_size=default_beam_size,
-        length_penalty=default_length_penalty,
-        extra_length=default_extra_length,
-        nbest=default_nbest,
-    ):
-        """The `nbest` best translations of each sentence.
-
-        Args:
-            text: (B,) UTF-8 strings. What is longer than the model reads is cut.
-            beam_size: W, 1 = greedy. This and the others: (B,), or (1,) for all.
-            length_penalty: alpha of the GNMT penalty.
-            extra_length: a translation ends at source length + this many tokens.
-            nbest: F, at most W.
-
-        Returns:
-            translation (B, F) string and score (B, F) float32, best first, with the
-            largest F; a place that no hypothesis fills has "" and minus infinity.
-            truncated (B,) boolean: the sentence was cut.
-        """
-        beam_size = tf.clip_by_value(beam_size, 1, MAX_BEAM_SIZE)
-        nbest = tf.minimum(tf.maximum(nbest, 1), beam_size)
-        length_penalty = tf.where(tf.math.is_nan(length_penalty), 0.0, length_penalty)
-        length_penalty = tf.clip_by_value(
-            length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY
-        )
-        extra_length = tf.clip_by_value(extra_length, 0, model.max_length)
-        source, truncated = read_source(text, tokenizer, model.max_length)
-        found = search(
-            source,
-            model,
-            tokenizer.vocab_size,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            extra_length=extra_length,
-            nbest=nbest,
-        )
-        rows = tf.size(found.scores)  # B * F
-        ids = tf.reshape(found.ids, [rows, tf.shape(found.ids)[2]])
-        translation = tokenizer.detokenize(ids)
-        # The vocabulary can spell any byte, line ends too; a translation is one line.
-        translation = tf.strings.regex_replace(translation, "[[:cntrl:]]+", " ")
-        return {
-            "translation": tf.reshape(translation, tf.shape(found.scores)),
-            "score": found.scores,
-            "truncated": truncated,
-        }
-
-    return translate
-
-
-def read_source(
-    text: tf.Tensor, tokenizer: Any, max_length: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Text (B,) -> ids (B, S), rows ended by EOS and padded; (B,) which were cut."""
-    room = max_length - 1  # for EOS
-    ids = tokenizer.tokenize(text)
-    truncated = ids.row_lengths() > room
-    ends = tf.fill([tf.size(text), 1], EOS_ID)
-    source = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
-    return source, truncated
-
-
-def search(
-    source: tf.Tensor,
-    model: Any,
-    vocab_size: int,
-    *,
-    beam_size: tf.Tensor,
-    extra_length: tf.Tensor,
-    **options: tf.Tensor,
-) -> Hypotheses:
-    """Source ids (B, S) -> target ids: encodes once, then decodes token by token."""
-    batch_size = tf.shape(source)[0]
-    memory, source_mask = model.encode(source)
-    cache = model.init_cache(memory, batch_size * widest(beam_size))
-
-    def step_fn(tokens, target, memory, step):
-        # Only the cache of the target follows the beams; the source's is shared.
-        projected, source_mask = memory
-        logits, new_cache = model.decode(
-            tokens[:, None],
-            None,
-            source_mask,
-            cache=cache._replace(memory=projected, target=target),
-        )
-        return logits[:, 0], new_cache.target
-
-    length = tf.math.count_nonzero(source != PAD_ID, axis=1, dtype=tf.int32)
-    max_lengths = tf.minimum(length + extra_length, model.max_length)
-    piece = tf.range(model.embedding.input_dim)  # the last rows are no pieces
-    return beam_search(
-        step_fn,
-        cache.target,
-        (cache.memory, source_mask),
-        batch_size=batch_size,
-        beam_size=beam_size,
-        # Nothing but EOS came in: nothing but EOS goes out.
-        max_lengths=tf.where(length > 1, max_lengths, 1),
-        # PAD, UNK and BOS are the ids below EOS.
-        allowed=(piece >= EOS_ID) & (piece < vocab_size),
-        **options,
-    )
 
 
 def is_export(path: str | os.PathLike) -> bool:

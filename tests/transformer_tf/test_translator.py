@@ -13,14 +13,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from data_pipeline.tokenizer import Tokenizer, train_vocabulary
 from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID, PRESETS, ConfigError
+from transformer_tf.graphs import read_source, search
 from transformer_tf.model import DecoderCache, Transformer, build_transformer
-from transformer_tf.translator import (
-    ExportError,
-    Translator,
-    load,
-    read_source,
-    search,
-)
+from transformer_tf.translator import ExportError, Translator, load
 
 PHRASES = {
     "はい": "Yes.",
@@ -235,6 +230,27 @@ def test_a_thousand_rows_and_one_that_asks_for_too_much(phrase_book):
     assert [t for row, t in enumerate(translations) if row not in (7, 8)] == [
         expected[row % 2] for row in range(1000) if row not in (7, 8)
     ]
+
+
+def test_attention_shows_what_each_chosen_token_saw(phrase_book):
+    model, tokenizer, translator = phrase_book
+    texts = ["駅はどこですか", "はい"]
+    found = {k: v.numpy() for k, v in translator.attention(tf.constant(texts)).items()}
+    layers, heads = 1, model.decoder.dec_layers[0].mha.num_heads
+    sizes = (len(texts), layers, heads)
+    shares, source, target = (
+        found[name] for name in ("attention", "source_tokens", "target_tokens")
+    )
+    assert shares.shape == (*sizes, target.shape[1], source.shape[1])
+    for row, text in enumerate(texts):
+        tokens = [token.decode() for token in target[row] if token]
+        assert tokens[-1] == "</s>"
+        spelled = "".join(tokens[:-1]).replace("▁", " ").strip()
+        assert [spelled] == best(translator, [text])
+        sums = shares[row].sum(axis=-1)
+        np.testing.assert_allclose(sums[..., : len(tokens)], 1, atol=1e-5)
+        assert (sums[..., len(tokens) :] == 0).all()
+        assert (shares[row][..., source[row] == b""] == 0).all()
 
 
 def test_options_for_other_sentences_are_an_error(phrase_book):
