@@ -175,19 +175,29 @@ def silence() -> Iterator[None]:
         os.close(stderr)
 
 
-def open_model(model: str | Path) -> Callable[..., "Answer"]:
-    """The way to ask a server or an export about sentences."""
+def open_model(model: str | Path, hurry: bool) -> Callable[..., "Answer"]:
+    """The way to ask a server or an export about sentences.
+
+    In a hurry TensorFlow does not optimize the graph before the first answer: that
+    takes 0.5 s, and makes a sentence 5 % faster.
+    """
     if is_server(str(model)):
         with silence():
             return connect(str(model))
     with silence():
         # Not before, since it takes seconds: a mistake is answered at once.
         try:
+            import tensorflow as tf
+
             from transformer_tf.translator import asker, load
         except ImportError as error:
             raise CommandError(
                 f"cannot import TensorFlow ({error}), run `pip install -e .`"
             ) from error
+        if hurry:
+            tf.config.optimizer.set_experimental_options(
+                {"disable_meta_optimizer": True}
+            )
         return asker(load(model))
 
 
@@ -278,7 +288,7 @@ def run(options: argparse.Namespace) -> None:
             output = files.enter_context(open_file(options.output, "ab"))
         else:
             output = standard(sys.stdout)
-        ask = open_model(model)
+        ask = open_model(model, hurry=bool(options.text))
         if options.output and os.path.isfile(options.output):
             output.truncate(0)
         translations = translate_stream(ask, lines, output, options, window)

@@ -53,7 +53,7 @@ class Shouter:
 def shouter(monkeypatch):
     shouter = Shouter()
     monkeypatch.setattr(command, "find_export", Path)
-    monkeypatch.setattr(command, "open_model", lambda model: asker(shouter))
+    monkeypatch.setattr(command, "open_model", lambda model, hurry: asker(shouter))
     return shouter
 
 
@@ -338,6 +338,14 @@ def test_it_prints_what_the_export_says_whatever_the_locale(export):
     assert result.returncode == 0
     assert result.stdout == expected
     assert result.stderr == b""
+
+
+def test_a_hurried_answer_is_the_same(export):
+    path, translator = export
+    texts = ["明日は晴れ", "猫"]
+    found = translator.translate(tf.constant(texts))["translation"].numpy()[:, 0]
+    result = run_command("--model", str(path), *texts)
+    assert result.stdout.splitlines() == found.tolist()
 
 
 def test_a_reader_that_has_seen_enough(export):
