@@ -19,6 +19,7 @@ from transformer_tf.run_directory import log
 if TYPE_CHECKING:
     from data_pipeline.tokenizer import Tokenizer
     from transformer_tf.model import Transformer
+    from transformer_tf.translator import Translator
 
 
 class Parser(OneLineErrors, argparse.ArgumentParser):
@@ -80,6 +81,26 @@ def export_again(run: Path, version: int | None, average: int | None) -> None:
     log(f"exporting the average of {count} checkpoints")
     decoding = _config(DecodingConfig, settings)
     save_checked(model, tokenizer, decoding, run / "export" / str(version))
+
+
+def load_run(export: Path) -> tuple["Transformer", "Tokenizer", "Translator"]:
+    """The model of an export, with its layers: what a SavedModel does not show.
+
+    Args:
+        export: an export in the directory of its run.
+    """
+    run = export.resolve().parent.parent
+    settings = _settings(run)
+    from data_pipeline.tokenizer import Tokenizer
+    from transformer_tf.model import build_transformer
+    from transformer_tf.translator import Translator, load
+
+    tokenizer = Tokenizer.load(run / "vocab.model")
+    model = build_transformer(_config(ModelConfig, settings), tokenizer.vocab_size)
+    for weight, value in zip(model.weights, load(export).weights, strict=True):
+        weight.assign(value)
+    decoding = _config(DecodingConfig, settings)
+    return model, tokenizer, Translator(model, tokenizer, decoding)
 
 
 def save_checked(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
+from transformer_tf import explaining
 from transformer_tf.client import connect, is_server
 from transformer_tf.config import MAX_BEAM_SIZE, ConfigError, DecodingConfig
 from transformer_tf.flags import OneLineErrors
@@ -78,6 +79,7 @@ def make_parser() -> Parser:
     add("--json", action="store_true", help="print a JSON object for each line")
     add("--reference", metavar="FILE", help="report BLEU and chrF against these lines")
     add("--target_lang", metavar="LANG", help="for BLEU (default: that of the run)")
+    explaining.add_flags(parser)
     return parser
 
 
@@ -87,6 +89,8 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.text and options.input:
         parser.error("TEXT and --input exclude each other, expected one of them")
+    if options.explain and not (options.q or len(options.text) == 1):
+        parser.error("--explain wants one TEXT, or numbers in --q")
     if options.beam_size is None and (options.nbest or 1) > DecodingConfig.beam_size:
         options.beam_size = min(options.nbest, MAX_BEAM_SIZE)
     try:
@@ -258,10 +262,28 @@ def warn(message: str) -> None:
     print(f"translate.py: {message}", file=sys.stderr)
 
 
+def explain(options: argparse.Namespace) -> str:
+    """The tables of numbers, or of a run's model and its best translation."""
+    if options.q:
+        with silence():
+            return explaining.explain_numbers(options)
+    export = find_export(options.model)
+    with silence():
+        from export import load_run
+
+        model, tokenizer, translator = load_run(export)
+        [text] = options.text
+        target = translator.best_ids(text)
+        return explaining.explain_text(options, text, model, tokenizer, target)
+
+
 # --- The command ------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.explain:
+        standard(sys.stdout).write(explain(options).encode() + b"\n")
+        return
     model = options.model
     if not (model and is_server(model)):
         model = find_export(model)

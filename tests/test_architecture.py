@@ -38,6 +38,8 @@ FLOORS = {
         "checkpoints",
         "decoding",
         "explain",
+        "tables",
+        "explaining",
         "export_check",
         "lines",
         "formats",

@@ -31,6 +31,17 @@ OPTIONS = [
 ]
 
 
+def reading_graph(model: Any, tokenizer: Any) -> Callable:
+    """The `tf.function` from text to source ids; the other graphs call it, so that an
+    export does not hold the vocabulary once more."""
+
+    @tf.function(input_signature=[TEXT])
+    def read(text):
+        return read_source(text, tokenizer, model.max_length)
+
+    return read
+
+
 def search_graph(model: Any, vocab_size: int) -> Callable:
     """The `tf.function` from source ids and options to `Hypotheses`; the other graphs
     call it, so that an export has one loop."""
@@ -58,7 +69,7 @@ def search_graph(model: Any, vocab_size: int) -> Callable:
 
 
 def translation_graph(
-    find: Callable, model: Any, tokenizer: Any, config: DecodingConfig
+    read: Callable, find: Callable, tokenizer: Any, config: DecodingConfig
 ) -> Callable:
     """The `tf.function` from text to translations."""
     # As tensors, these become defaults in the signature of the SavedModel. There is one
@@ -90,7 +101,7 @@ def translation_graph(
             largest F; a place that no hypothesis fills has "" and minus infinity.
             truncated (B,) boolean: the sentence was cut.
         """
-        source, truncated = read_source(text, tokenizer, model.max_length)
+        source, truncated = read(text)
         found = find(source, beam_size, length_penalty, extra_length, nbest)
         rows = tf.size(found.scores)  # B * F
         ids = tf.reshape(found.ids, [rows, tf.shape(found.ids)[2]])
@@ -107,7 +118,7 @@ def translation_graph(
 
 
 def attention_graph(
-    find: Callable, model: Any, tokenizer: Any, config: DecodingConfig
+    read: Callable, find: Callable, model: Any, tokenizer: Any, config: DecodingConfig
 ) -> Callable:
     """The `tf.function` from text to where its best translation looked."""
     # Not above: who loads an export needs neither the layers nor Keras.
@@ -134,7 +145,7 @@ def attention_graph(
             attention (B, L, H, T, S) float32: the shares of the cross-attention of each
             layer and head, rows that sum to 1, and 0 where there is no token.
         """
-        source, _ = read_source(text, tokenizer, model.max_length)
+        source, _ = read(text)
         target = find(source, *options).ids[:, 0]  # (B, T)
         begins = tf.fill([tf.shape(target)[0], 1], BOS_ID)
         memory, source_mask = model.encode(source)

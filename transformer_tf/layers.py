@@ -6,6 +6,7 @@ Every sub-layer is LayerNorm(x + Dropout(Sublayer(x))): the norm comes after the
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 from transformer_tf.attention import (
@@ -238,7 +239,12 @@ class Stack(MaskedLayer):
                 initializer=keras.initializers.RandomNormal(stddev=self.d_model**-0.5),
             )
         else:
-            self.pos_encoding = positional_encoding(self.max_length, self.d_model)
+            # A tensor outside of every graph, so that none of those that are saved
+            # holds a copy of it, as it would of an array.
+            with tf.init_scope():
+                self.pos_encoding = tf.constant(
+                    positional_encoding(self.max_length, self.d_model)
+                )
 
     def embed(self, x, training=False, first_position=0):
         """(B, T) ids -> (B, T, D): embedding * sqrt(D) + position, then dropout."""

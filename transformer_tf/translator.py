@@ -14,11 +14,12 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the ops that an export is loaded with
 
-from transformer_tf.config import ConfigError, DecodingConfig
+from transformer_tf.config import PAD_ID, ConfigError, DecodingConfig
 from transformer_tf.export_check import find_faults
 from transformer_tf.graphs import (
     TEXT,
     attention_graph,
+    reading_graph,
     search_graph,
     translation_graph,
 )
@@ -66,9 +67,19 @@ class Translator(tf.Module):
         # the ones that the graph reads, once.
         self.weights = [variable.value for variable in model.weights]
         config = config or DecodingConfig()
-        parts = (search_graph(model, tokenizer.vocab_size), model, tokenizer, config)
-        self.translate = translation_graph(*parts)
-        self.attention = attention_graph(*parts)
+        read = reading_graph(model, tokenizer)
+        find = search_graph(model, tokenizer.vocab_size)
+        self.translate = translation_graph(read, find, tokenizer, config)
+        self.attention = attention_graph(read, find, model, tokenizer, config)
+
+        def best_ids(text: str) -> list[int]:
+            """Ids of the best translation, EOS included."""
+            chosen = (config.beam_size, config.length_penalty, config.extra_length, 1)
+            source, _ = read(tf.constant([text]))
+            found = find(source, *([option] for option in chosen))
+            return [int(i) for i in found.ids[0, 0] if i != PAD_ID]
+
+        self.best_ids = best_ids
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the SavedModel, or replaces the one that is there.

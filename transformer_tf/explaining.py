@@ -1,0 +1,200 @@
+"""`translate.py --explain`: the article's tables, of numbers of your own or of a model.
+
+Both run the function that the model uses, `scaled_dot_product_attention`.
+"""
+
+import argparse
+import os
+from typing import Any
+
+import numpy as np
+
+from transformer_tf.config import BOS_ID, EOS_ID, ConfigError
+from transformer_tf.tables import OneHead, explain_token, vector
+
+FEW_DIMS = 4  # numbers of a vector that are shown without --all_dims
+WHERE = ("encoder", "decoder", "cross")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of --explain, in a group of their own."""
+    group = parser.add_argument_group(
+        "explain", "show how a token looked at the others, in the article's four steps"
+    )
+    add = group.add_argument
+    add("--explain", action="store_true", help="of TEXT, or of --q --k --v")
+    add("--where", choices=WHERE, default="encoder", help="which attention")
+    add("--layer", type=int, default=1, metavar="N", help="which station, from 1")
+    add("--head", type=int, default=1, metavar="N", help="which head, from 1")
+    add("--token", type=int, metavar="N", help="which token looks (default: 1, or all)")
+    add("--all_dims", action="store_true", help="all numbers of each vector")
+    add("--lang", choices=("ja", "en"), help="of the words (default: the locale's)")
+    add("--q", metavar="ROWS", help='queries of your own, as "2,1,0,0;1,2,0,0"')
+    add("--k", metavar="ROWS", help="keys (default: the queries)")
+    add("--v", metavar="ROWS", help="values (default: the keys)")
+    add("--tokens", metavar="A,B,…", help="names of the keys")
+    add("--causal", action="store_true", help="nobody looks at what comes later")
+    add("--no-scale", action="store_true", help="without step ②")
+
+
+def language(options: argparse.Namespace) -> str:
+    """That of the words: asked for, or the locale's."""
+    locale = next(
+        (os.environ[n] for n in ("LC_ALL", "LC_MESSAGES", "LANG") if os.environ.get(n)),
+        "",
+    )
+    return options.lang or ("ja" if locale.startswith("ja") else "en")
+
+
+# --- Numbers of your own ------------------------------------------------------------
+
+
+def explain_numbers(options: argparse.Namespace) -> str:
+    """The tables of --q, --k and --v.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    query = read_rows("q", options.q)
+    key = read_rows("k", options.k) if options.k else query
+    value = read_rows("v", options.v) if options.v else key
+    if query.shape[1] != key.shape[1]:
+        raise ConfigError(
+            f"--k has {key.shape[1]} numbers in a row, expected the "
+            f"{query.shape[1]} of --q"
+        )
+    if len(key) != len(value):
+        raise ConfigError(f"--v has {len(value)} rows, expected the {len(key)} of --k")
+    if options.causal and len(query) > len(key):
+        raise ConfigError(
+            f"--q has {len(query)} rows, expected at most the {len(key)} of --k"
+        )
+    names = (options.tokens or "").split(",") if options.tokens else None
+    if names is not None and len(names) != len(key):
+        raise ConfigError(f"--tokens has {len(names)}, expected {len(key)}")
+    names = names or [str(n + 1) for n in range(len(key))]
+    queries = names[: len(query)] + [str(n + 1) for n in range(len(names), len(query))]
+    head = compute(query, key, value, options.causal, not options.no_scale)
+    return "\n\n\n".join(
+        explain_token(
+            head,
+            row,
+            queries,
+            names,
+            lang=language(options),
+            scale=not options.no_scale,
+        )
+        for row in chosen_rows(options, len(query), default=None)
+    )
+
+
+def read_rows(name: str, text: str) -> np.ndarray:
+    """ "1,0;0,1" -> [[1, 0], [0, 1]]."""
+    try:
+        rows = [[float(x) for x in row.split(",")] for row in text.split(";")]
+        array = np.array(rows, np.float32)
+        if array.ndim != 2 or not np.isfinite(array).all():
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"--{name} is {text!r}, expected rows of as many numbers each, as "
+            '"2,1,0,0;1,2,0,0"'
+        ) from None
+    return array
+
+
+def compute(query, key, value, causal: bool, scale: bool) -> OneHead:
+    """(T, K), (S, K), (S, V) through the function that the model uses."""
+    from transformer_tf.attention import causal_mask, scaled_dot_product_attention
+
+    mask = None
+    if causal:
+        mask = np.asarray(causal_mask(len(key)))[0, 0, : len(query)]
+    steps = scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    return OneHead(query, key, value, mask, *(np.asarray(step) for step in steps))
+
+
+def chosen_rows(options: argparse.Namespace, count: int, default: int | None) -> range:
+    """The rows that --token asks for, from 0; all if there is no default."""
+    token = options.token or default
+    if token is None:
+        return range(count)
+    if not 1 <= token <= count:
+        raise ConfigError(f"--token is {token}, expected 1 to {count}")
+    return range(token - 1, token)
+
+
+# --- A model ------------------------------------------------------------------------
+
+
+def explain_text(
+    options: argparse.Namespace,
+    text: str,
+    model: Any,
+    tokenizer: Any,
+    target: list[int],
+) -> str:
+    """The tables of one attention of a model that translates `text` into `target`.
+
+    Args:
+        options: where, layer, head, token, all_dims, lang.
+        text: what is translated.
+        model: a `Transformer`.
+        tokenizer: its vocabulary.
+        target: ids of the translation, EOS included.
+
+    Raises:
+        ConfigError: there is no such layer, head or token.
+    """
+    from transformer_tf.explain import walk_decoder, walk_encoder
+
+    source = [*tokenizer.tokenize([text]).to_list()[0][: model.max_length - 1], EOS_ID]
+    fed = [BOS_ID, *target[:-1]]
+    memory, source_mask = model.encode(np.array([source], np.int32))
+    encoder = walk_encoder(model, np.array([source], np.int32), source_mask)
+    decoder = walk_decoder(
+        model, np.array([fed], np.int32), encoder.memory, source_mask
+    )
+    looks, queries, keys = {
+        "encoder": (encoder.looks, source, source),
+        "decoder": (decoder.looks, fed, fed),
+        "cross": (decoder.cross_looks, fed, source),
+    }[options.where]
+    _check("layer", options.layer, len(looks))
+    look = looks[options.layer - 1]
+    _check("head", options.head, look.query.shape[1])
+    head = _one_head(look, options.head - 1, masked=options.where == "decoder")
+    [row] = chosen_rows(options, len(queries), default=1)
+    dims = None if options.all_dims else FEW_DIMS
+    lang = language(options)
+    shown = explain_token(
+        head,
+        row,
+        tokenizer.pieces(queries),
+        tokenizer.pieces(keys),
+        lang=lang,
+        dims=dims,
+    )
+    return shown + "\n\n" + _added(look, row, lang, dims)
+
+
+def _one_head(look: Any, head: int, masked: bool) -> OneHead:
+    arrays = (look.query, look.key, look.value)
+    query, key, value = (np.asarray(x)[0, head] for x in arrays)
+    mask = np.asarray(look.mask)[0, 0] if masked else None
+    return OneHead(
+        query, key, value, mask, *(np.asarray(step)[0, head] for step in look.steps)
+    )
+
+
+def _added(look: Any, row: int, lang: str, dims: int | None) -> str:
+    from transformer_tf.tables import WORDS, table
+
+    names = {"x": look.x, "attn_output": look.attn_output, "out": look.out}
+    rows = [["  " + n, vector(np.asarray(x)[0, row], dims)] for n, x in names.items()]
+    return WORDS[lang]["added"] + "\n" + table(rows)
+
+
+def _check(name: str, value: int, count: int) -> None:
+    if not 1 <= value <= count:
+        raise ConfigError(f"--{name} is {value}, expected 1 to {count}")
