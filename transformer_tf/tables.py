@@ -138,7 +138,7 @@ def number(value: float) -> str:
 def vector(values: np.ndarray, dims: int | None = None) -> str:
     """[1.54, 6.90, 0.57]: whole numbers as such, others with as many decimals as keep
     the error below a thousandth of the largest."""
-    shown = np.asarray(values, np.float64)[:dims]
+    shown = np.asarray(values, np.float64)[:dims] + 0.0  # no -0
     more = ", …" if dims is not None and len(values) > dims else ""
     if np.allclose(shown, np.round(shown), atol=1e-9):
         return "[" + ", ".join(f"{value:.0f}" for value in shown) + more + "]"
