@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import os
+import random
 import subprocess
 import sys
 
@@ -115,6 +116,26 @@ def test_windows_files_a_bom_and_a_last_line_without_an_end(tmp_path):
         **WHOLE,
     )
     assert list(open_corpus(config).train) == [("犬。", "A dog."), ("猫。", "A cat.")]
+
+
+def test_a_thousand_lines_with_every_fault(tmp_path):
+    faults = {
+        "missing TAB": [b"no tab here"] * 11,
+        "empty side": [b"\tnothing before", "何もない\t".encode(), b"\t"] * 4,
+        "NUL": ["犬\0。\tA dog.".encode()] * 13,
+        "invalid UTF-8": [bad + b"\tA dog." for bad in INVALID] * 3,
+        "too long": ["犬".encode() * 1001 + b"\t" + b"d" * 1001] * 5,
+        "length ratio": [b"a\t" + b"d" * 60] * 7,
+        "duplicate": ["荷物は1個です。\tThere are 1 parcels.".encode()] * 17,
+    }
+    bad = [line for lines in faults.values() for line in lines]
+    good = ["\t".join(pair).encode() for pair in numbered(1000 - len(bad))]
+    rows = good + bad
+    random.Random(1).shuffle(rows)
+    config = DataConfig(pairs=write(tmp_path / "a.tsv", *rows), **WHOLE)
+    train = open_corpus(config).train
+    assert sorted(train) == sorted(numbered(len(good)))
+    assert drops(train) == {why: len(lines) for why, lines in faults.items()}
 
 
 def test_duplicates_are_exact_pairs(tmp_path):
