@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_tf.config import ConfigError, DecodingConfig, ModelConfig
-from transformer_tf.flags import OneLineErrors
+from transformer_tf.flags import OneLineParser, one_line
 from transformer_tf.run_directory import log
 
 if TYPE_CHECKING:
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from transformer_tf.translator import Translator
 
 
-class Parser(OneLineErrors, argparse.ArgumentParser):
-    pass
-
-
-def make_parser() -> Parser:
-    parser = Parser(
+def make_parser() -> OneLineParser:
+    parser = OneLineParser(
         prog="export.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -58,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         export_again(Path(options.run), options.version, options.average_checkpoints)
     except (ConfigError, OSError) as error:
-        print(f"export.py: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"export.py: {one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 5)
     return 0
 
@@ -71,15 +67,11 @@ def export_again(run: Path, version: int | None, average: int | None) -> None:
     for name, value in {"version": version, "average_checkpoints": average}.items():
         if value < 1:
             raise ConfigError(f"--{name} is {value}, expected a number from 1 on")
-    from data_pipeline.tokenizer import Tokenizer
     from transformer_tf.checkpoints import load_average
-    from transformer_tf.model import build_transformer
 
-    tokenizer = Tokenizer.load(run / "vocab.model")
-    model = build_transformer(_config(ModelConfig, settings), tokenizer.vocab_size)
+    model, tokenizer, decoding = _parts(run, settings)
     count = load_average(run / "checkpoints", model, average)
     log(f"exporting the average of {count} checkpoints")
-    decoding = _config(DecodingConfig, settings)
     save_checked(model, tokenizer, decoding, run / "export" / str(version))
 
 
@@ -91,15 +83,11 @@ def load_run(export: Path) -> tuple["Transformer", "Tokenizer", "Translator"]:
     """
     run = export.resolve().parent.parent
     settings = _settings(run)
-    from data_pipeline.tokenizer import Tokenizer
-    from transformer_tf.model import build_transformer
     from transformer_tf.translator import Translator, load
 
-    tokenizer = Tokenizer.load(run / "vocab.model")
-    model = build_transformer(_config(ModelConfig, settings), tokenizer.vocab_size)
+    model, tokenizer, decoding = _parts(run, settings)
     for weight, value in zip(model.weights, load(export).weights, strict=True):
         weight.assign(value)
-    decoding = _config(DecodingConfig, settings)
     return model, tokenizer, Translator(model, tokenizer, decoding)
 
 
@@ -148,6 +136,18 @@ def _settings(run: Path) -> dict:
     if missing or "average_checkpoints" not in settings:
         raise ConfigError(f"{run}/config.yaml lacks {', '.join(sorted(missing))}")
     return settings
+
+
+def _parts(
+    run: Path, settings: dict
+) -> tuple["Transformer", "Tokenizer", DecodingConfig]:
+    """A run's model, with new weights, its vocabulary, and how it decodes."""
+    from data_pipeline.tokenizer import Tokenizer
+    from transformer_tf.model import build_transformer
+
+    tokenizer = Tokenizer.load(run / "vocab.model")
+    model = build_transformer(_config(ModelConfig, settings), tokenizer.vocab_size)
+    return model, tokenizer, _config(DecodingConfig, settings)
 
 
 def _config(kind: type, settings: dict):

@@ -24,7 +24,13 @@ from transformer_tf.config import (
     ModelConfig,
     TrainingConfig,
 )
-from transformer_tf.flags import OneLineErrors, file_flags, make_parser, settings_of
+from transformer_tf.flags import (
+    OneLineParser,
+    file_flags,
+    make_parser,
+    one_line,
+    settings_of,
+)
 from transformer_tf.interrupt import Interrupt
 from transformer_tf.run_directory import RunDirectory, log, write_text
 
@@ -50,14 +56,11 @@ class Options:
         return settings_of([self.data, self.model, self.training, self.decoding])
 
 
-class EarlyParser(OneLineErrors, argparse.ArgumentParser):
-    """Reads the flags that decide what the defaults of the others are."""
-
-
 def parse_options(argv: Sequence[str] | None = None) -> Options:
     """Flags win over the file, the file wins over the preset."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    early = EarlyParser(prog="train.py", add_help=False, allow_abbrev=False)
+    # These decide what the defaults of the others are.
+    early = OneLineParser(prog="train.py", add_help=False, allow_abbrev=False)
     _add_run_flags(early)
     run, _ = early.parse_known_args(argv)
     preset = PRESETS[run.preset]
@@ -94,10 +97,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 2 configuration, 3 data, 4 diverged, 5 disk, 130
     and 143 interrupted after saving."""
@@ -112,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit_code = getattr(error, "exit_code", 5 if isinstance(error, OSError) else 0)
         if not exit_code:
             raise
-        print(f"train.py: {_one_line(error)}", file=sys.stderr)
+        print(f"train.py: {one_line(error)}", file=sys.stderr)
         return exit_code
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from transformer_tf import explaining
 from transformer_tf.client import connect, is_server
 from transformer_tf.config import MAX_BEAM_SIZE, ConfigError, DecodingConfig
-from transformer_tf.flags import OneLineErrors
+from transformer_tf.flags import OneLineParser, one_line
 from transformer_tf.formats import FORMATS, render
 from transformer_tf.lines import translate_lines
 
@@ -42,16 +42,12 @@ class CommandError(Exception):
     """What stops the command, in one line."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))
         self.exit_code = exit_code
 
 
-class Parser(OneLineErrors, argparse.ArgumentParser):
-    pass
-
-
-def make_parser() -> Parser:
-    parser = Parser(
+def make_parser() -> OneLineParser:
+    parser = OneLineParser(
         prog="translate.py",
         description=DESCRIPTION,
         epilog=EPILOG,

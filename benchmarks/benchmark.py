@@ -407,14 +407,9 @@ class Session:
 
     def exported_model(self):
         """A model with the weights of the run's export."""
-        from transformer_tf.model import build_transformer
-        from transformer_tf.translator import load
+        from export import load_run
 
-        model = build_transformer(self.model_config)
-        exported = load(self.run / "export" / "1")
-        for weight, value in zip(model.weights, exported.weights, strict=True):
-            weight.assign(value)
-        return model
+        return load_run(self.run / "export" / "1")[0]
 
     def converted(self) -> Path:
         """The run's export as a CTranslate2 model."""

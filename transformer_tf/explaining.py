@@ -119,8 +119,7 @@ def chosen_rows(options: argparse.Namespace, count: int, default: int | None) ->
     token = options.token or default
     if token is None:
         return range(count)
-    if not 1 <= token <= count:
-        raise ConfigError(f"--token is {token}, expected 1 to {count}")
+    _check("token", token, count)
     return range(token - 1, token)
 
 
@@ -146,15 +145,15 @@ def explain_text(
     Raises:
         ConfigError: there is no such layer, head or token.
     """
+    from transformer_tf.attention import padding_mask
     from transformer_tf.explain import walk_decoder, walk_encoder
 
     source = [*tokenizer.tokenize([text]).to_list()[0][: model.max_length - 1], EOS_ID]
     fed = [BOS_ID, *target[:-1]]
-    memory, source_mask = model.encode(np.array([source], np.int32))
-    encoder = walk_encoder(model, np.array([source], np.int32), source_mask)
-    decoder = walk_decoder(
-        model, np.array([fed], np.int32), encoder.memory, source_mask
-    )
+    source_ids, fed_ids = (np.array([ids], np.int32) for ids in (source, fed))
+    source_mask = padding_mask(source_ids)
+    encoder = walk_encoder(model, source_ids, source_mask)
+    decoder = walk_decoder(model, fed_ids, encoder.memory, source_mask)
     looks, queries, keys = {
         "encoder": (encoder.looks, source, source),
         "decoder": (decoder.looks, fed, fed),

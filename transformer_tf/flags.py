@@ -4,6 +4,7 @@ One name everywhere: the field `d_model` is the flag `--d_model` and the key `d_
 A file is flags written down: it is read as such, before those of the command.
 """
 
+import argparse
 import dataclasses
 from argparse import ArgumentDefaultsHelpFormatter
 from collections.abc import Iterable
@@ -19,6 +20,15 @@ class OneLineErrors:
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message}; see --help\n")
+
+
+class OneLineParser(OneLineErrors, argparse.ArgumentParser):
+    """For the flags that are no fields of a configuration."""
+
+
+def one_line(error: object) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split())
 
 
 def make_parser(description: str | None, groups: dict[str, Any]):

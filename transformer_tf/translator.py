@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  registers the ops that an export is loaded with
 
+from transformer_tf import flags
 from transformer_tf.config import PAD_ID, ConfigError, DecodingConfig
 from transformer_tf.export_check import find_faults
 from transformer_tf.graphs import (
@@ -208,4 +209,5 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(getattr(error, "message", error)).split())
+    """TensorFlow's errors say more than their message: where each node was made."""
+    return flags.one_line(getattr(error, "message", error))
