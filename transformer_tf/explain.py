@@ -5,15 +5,18 @@ the same weights, so what it shows is what the model computes; its tests end in 
 logits. The forward path itself knows nothing of it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from keras import ops
 
 from transformer_tf.attention import (
     AttentionSteps,
     causal_mask,
+    padding_mask,
     scaled_dot_product_attention,
 )
+from transformer_tf.config import BOS_ID, EOS_ID
 
 
 class Look(NamedTuple):
@@ -74,3 +77,43 @@ def walk_decoder(model, target, memory, source_mask) -> DecoderWalk:
         looks.append(found)
         cross_looks.append(cross)
     return DecoderWalk(looks, cross_looks, model.logits(x))
+
+
+class Seen(NamedTuple):
+    """A sentence and its translation: the tokens by name, and every attention."""
+
+    source: list[str]  # S pieces, the end token included
+    fed: list[str]  # T pieces that went into the decoder, the start token first
+    target: list[str]  # T pieces that came out, the end token last
+    looks: dict[str, list[Look]]  # "encoder", "decoder", "cross": one for each station
+    logits: object  # (1, T, V)
+
+    def names(self, where: str) -> tuple[list[str], list[str]]:
+        """The tokens that look, and those that are looked at."""
+        queries = self.source if where == "encoder" else self.fed
+        keys = self.fed if where == "decoder" else self.source
+        return queries, keys
+
+
+def see(text: str, target: list[int], model: Any, tokenizer: Any) -> Seen:
+    """Walks one sentence and its translation.
+
+    Args:
+        text: what is translated; what is longer than the model reads is cut.
+        target: ids of the translation, EOS included.
+        model: a `Transformer`.
+        tokenizer: its vocabulary.
+    """
+    ids = tokenizer.tokenize([text]).to_list()[0][: model.max_length - 1]
+    source, fed = [*ids, EOS_ID], [BOS_ID, *target[:-1]]
+    source_ids, fed_ids = (np.array([ids], np.int32) for ids in (source, fed))
+    source_mask = padding_mask(source_ids)
+    encoder = walk_encoder(model, source_ids, source_mask)
+    decoder = walk_decoder(model, fed_ids, encoder.memory, source_mask)
+    looks = {
+        "encoder": encoder.looks,
+        "decoder": decoder.looks,
+        "cross": decoder.cross_looks,
+    }
+    spelled = (tokenizer.pieces(ids) for ids in (source, fed, target))
+    return Seen(*spelled, looks, decoder.logits)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_tf.config import BOS_ID, EOS_ID, ConfigError
+from transformer_tf.config import ConfigError
 from transformer_tf.tables import OneHead, explain_token, vector
 
 FEW_DIMS = 4  # numbers of a vector that are shown without --all_dims
@@ -116,11 +116,11 @@ def compute(query, key, value, causal: bool, scale: bool) -> OneHead:
 
 def chosen_rows(options: argparse.Namespace, count: int, default: int | None) -> range:
     """The rows that --token asks for, from 0; all if there is no default."""
-    token = options.token or default
+    token = default if options.token is None else options.token
     if token is None:
         return range(count)
-    _check("token", token, count)
-    return range(token - 1, token)
+    row = chosen("token", token, count)
+    return range(row, row + 1)
 
 
 # --- A model ------------------------------------------------------------------------
@@ -145,45 +145,19 @@ def explain_text(
     Raises:
         ConfigError: there is no such layer, head or token.
     """
-    from transformer_tf.attention import padding_mask
-    from transformer_tf.explain import walk_decoder, walk_encoder
+    from transformer_tf.explain import see
 
-    source = [*tokenizer.tokenize([text]).to_list()[0][: model.max_length - 1], EOS_ID]
-    fed = [BOS_ID, *target[:-1]]
-    source_ids, fed_ids = (np.array([ids], np.int32) for ids in (source, fed))
-    source_mask = padding_mask(source_ids)
-    encoder = walk_encoder(model, source_ids, source_mask)
-    decoder = walk_decoder(model, fed_ids, encoder.memory, source_mask)
-    looks, queries, keys = {
-        "encoder": (encoder.looks, source, source),
-        "decoder": (decoder.looks, fed, fed),
-        "cross": (decoder.cross_looks, fed, source),
-    }[options.where]
-    _check("layer", options.layer, len(looks))
-    look = looks[options.layer - 1]
-    _check("head", options.head, look.query.shape[1])
-    head = _one_head(look, options.head - 1, masked=options.where == "decoder")
+    where = options.where
+    seen = see(text, target, model, tokenizer)
+    look = seen.looks[where][chosen("layer", options.layer, len(seen.looks[where]))]
+    head = chosen("head", options.head, look.query.shape[1])
+    queries, keys = seen.names(where)
     [row] = chosen_rows(options, len(queries), default=1)
     dims = None if options.all_dims else FEW_DIMS
     lang = language(options)
-    shown = explain_token(
-        head,
-        row,
-        tokenizer.pieces(queries),
-        tokenizer.pieces(keys),
-        lang=lang,
-        dims=dims,
-    )
+    one_head = OneHead.of(look, head, masked=where == "decoder")
+    shown = explain_token(one_head, row, queries, keys, lang=lang, dims=dims)
     return shown + "\n\n" + _added(look, row, lang, dims)
-
-
-def _one_head(look: Any, head: int, masked: bool) -> OneHead:
-    arrays = (look.query, look.key, look.value)
-    query, key, value = (np.asarray(x)[0, head] for x in arrays)
-    mask = np.asarray(look.mask)[0, 0] if masked else None
-    return OneHead(
-        query, key, value, mask, *(np.asarray(step)[0, head] for step in look.steps)
-    )
 
 
 def _added(look: Any, row: int, lang: str, dims: int | None) -> str:
@@ -194,6 +168,8 @@ def _added(look: Any, row: int, lang: str, dims: int | None) -> str:
     return WORDS[lang]["added"] + "\n" + table(rows)
 
 
-def _check(name: str, value: int, count: int) -> None:
+def chosen(name: str, value: int, count: int) -> int:
+    """From 1, as asked for, to 0."""
     if not 1 <= value <= count:
         raise ConfigError(f"--{name} is {value}, expected 1 to {count}")
+    return value - 1

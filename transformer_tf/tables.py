@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,16 @@ class OneHead(NamedTuple):
     scaled: np.ndarray  # (T, S) ②; equal to ① if nothing was divided
     shares: np.ndarray  # (T, S) ③
     output: np.ndarray  # (T, V) ④
+
+    @classmethod
+    def of(cls, look: Any, head: int, masked: bool) -> "OneHead":
+        """One head, from 0, of a `Look` at one sentence; `masked` keeps the mask."""
+        query, key, value, *steps = (
+            np.asarray(array)[0, head]
+            for array in (look.query, look.key, look.value, *look.steps)
+        )
+        mask = np.asarray(look.mask)[0, 0] if masked else None
+        return cls(query, key, value, mask, *steps)
 
 
 def explain_token(
