@@ -1,11 +1,14 @@
 """Exports a run again: `python export.py runs/ja_en --version 2`.
 
 `train.py` exports when it ends. This makes another version from the checkpoints, for a
-server that takes up new versions by itself, and looks at it as a server would.
+server that takes up new versions by itself, and looks at it as a server would. With
+--bundle it makes a run in miniature, to be given away: settings, vocabulary, metrics,
+and an export with 16 bits a weight.
 """
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_tf.config import ConfigError, DecodingConfig, ModelConfig
+from transformer_tf.exports import versions
 from transformer_tf.flags import OneLineParser, one_line
-from transformer_tf.run_directory import log
+from transformer_tf.run_directory import log, write_text
 
 if TYPE_CHECKING:
     from data_pipeline.tokenizer import Tokenizer
@@ -44,6 +48,7 @@ def make_parser() -> OneLineParser:
         metavar="N",
         help="newest checkpoints averaged, 1 = the last (default: as configured)",
     )
+    add("--bundle", metavar="DIR", help="make a run in miniature there instead")
     return parser
 
 
@@ -52,27 +57,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        export_again(Path(options.run), options.version, options.average_checkpoints)
+        export_again(options)
     except (ConfigError, OSError) as error:
         print(f"export.py: {one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 5)
     return 0
 
 
-def export_again(run: Path, version: int | None, average: int | None) -> None:
-    """Makes `RUN/export/VERSION` from the newest checkpoints of a run."""
+def export_again(options: argparse.Namespace) -> None:
+    """Makes `RUN/export/VERSION`, or a bundle, from the newest checkpoints of a run."""
+    run = Path(options.run)
     settings = _settings(run)
-    version = _newest_version(run) + 1 if version is None else version
-    average = settings["average_checkpoints"] if average is None else average
-    for name, value in {"version": version, "average_checkpoints": average}.items():
+    newest = versions(run / "export")[:1]
+    version = int(newest[0].name) + 1 if newest else 1
+    chosen = {
+        "version": version if options.version is None else options.version,
+        "average_checkpoints": settings["average_checkpoints"]
+        if options.average_checkpoints is None
+        else options.average_checkpoints,
+    }
+    for name, value in chosen.items():
         if value < 1:
             raise ConfigError(f"--{name} is {value}, expected a number from 1 on")
     from transformer_tf.checkpoints import load_average
+    from transformer_tf.translator import Translator
 
     model, tokenizer, decoding = _parts(run, settings)
-    count = load_average(run / "checkpoints", model, average)
+    count = load_average(run / "checkpoints", model, chosen["average_checkpoints"])
     log(f"exporting the average of {count} checkpoints")
-    save_checked(model, tokenizer, decoding, run / "export" / str(version))
+    if options.bundle:
+        bundle = Path(options.bundle)
+        copy_record(run, bundle, settings)
+        translator = Translator(model, tokenizer, decoding, dtype="float16")
+        save_checked(translator, bundle / "export" / "1")
+    else:
+        translator = Translator(model, tokenizer, decoding)
+        save_checked(translator, run / "export" / str(chosen["version"]))
+
+
+def copy_record(run: Path, bundle: Path, settings: dict) -> None:
+    """What says where the weights of a bundle come from.
+
+    The directories that the corpus was read from are somebody's own and left out.
+    """
+    import yaml
+
+    bundle.mkdir(parents=True, exist_ok=True)
+    shared = {**settings, "data_dir": None, "manual_dir": None}
+    text = yaml.safe_dump(shared, sort_keys=False, allow_unicode=True)
+    write_text(bundle / "config.yaml", text)
+    for name in ("vocab.model", "metrics.csv", "run.json"):
+        shutil.copyfile(run / name, bundle / name)
 
 
 def load_run(export: Path) -> tuple["Transformer", "Tokenizer", "Translator"]:
@@ -91,13 +126,7 @@ def load_run(export: Path) -> tuple["Transformer", "Tokenizer", "Translator"]:
     return model, tokenizer, Translator(model, tokenizer, decoding)
 
 
-def save_checked(
-    model: "Transformer",
-    tokenizer: "Tokenizer",
-    decoding: DecodingConfig,
-    path: Path,
-    check: bool = True,
-) -> None:
+def save_checked(translator: "Translator", path: Path, check: bool = True) -> None:
     """Saves a translator, with what a server wants beside it, and looks at it.
 
     Raises:
@@ -105,15 +134,14 @@ def save_checked(
     """
     from transformer_tf.self_check import self_check
     from transformer_tf.serving import write_serving_files
-    from transformer_tf.translator import ExportError, Translator
+    from transformer_tf.translator import ExportError
 
-    translator = Translator(model, tokenizer, decoding)
     translator.save(path)
     log(f"saved {path}")
     write_serving_files(path.parent)
     if not check:
         return
-    for name, fault in self_check(path, translator.translate, model.count_params()):
+    for name, fault in self_check(path, translator):
         log(f"  {name}: {fault or 'ok'}")
         if fault:
             raise ExportError(f"the export {path} is not sound, {name}: {fault}")
@@ -152,11 +180,6 @@ def _parts(
 
 def _config(kind: type, settings: dict):
     return kind(**{field.name: settings[field.name] for field in fields(kind)})
-
-
-def _newest_version(run: Path) -> int:
-    names = [path.name for path in (run / "export").glob("[0-9]*")]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 if __name__ == "__main__":

@@ -208,6 +208,7 @@ class Session:
         weights where those are better, as they are while the model still learns fast.
         """
         from transformer_tf.checkpoints import load_average
+        from transformer_tf.translator import Translator
 
         model = self._model("float32")
         training = self.options.training
@@ -220,13 +221,13 @@ class Session:
         if losses[1] < losses[0]:
             model.set_weights(self.model.get_weights())
             what = "the last weights"
+        average, last = losses
         log(
-            f"exporting {what} (validation loss of average {losses[0]:.3f}, of last "
-            f"{losses[1]:.3f})"
+            f"exporting {what} (validation loss of average {average:.3f}, of last "
+            f"{last:.3f})"
         )
-        save_checked(
-            model, self.tokenizer, self.options.decoding, self.run.export, check
-        )
+        translator = Translator(model, self.tokenizer, self.options.decoding)
+        save_checked(translator, self.run.export, check)
 
     def test(self) -> None:
         """Scores what was exported, on the test pairs; kept for a second look."""

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from transformer_tf import explaining
 from transformer_tf.client import connect, is_server
 from transformer_tf.config import MAX_BEAM_SIZE, ConfigError, DecodingConfig
+from transformer_tf.exports import DEFAULT_RUN, find_export
 from transformer_tf.flags import OneLineParser, one_line
 from transformer_tf.formats import FORMATS, render
 from transformer_tf.lines import translate_lines
 
 if TYPE_CHECKING:
     from transformer_tf.lines import Answer
-
-# Where to look for a model when none is named, in this order.
-DEFAULT_MODELS = ("runs/ja_en",)
 
 # Lines are read, translated and written a window at a time, so that memory does not
 # depend on the size of the input.
@@ -63,7 +61,7 @@ def make_parser() -> OneLineParser:
         metavar="RUN_OR_EXPORT_OR_URL",
         help="directory that train.py wrote, an export in it, or a TensorFlow Serving: "
         "http://HOST:8501/v1/models/NAME, grpc://HOST:8500/NAME "
-        f"(default: {DEFAULT_MODELS[0]})",
+        f"(default: {DEFAULT_RUN}, or what comes along until you have trained one)",
     )
     add(
         "--beam_size", type=int, metavar="N", help="hypotheses side by side, 1 = greedy"
@@ -106,22 +104,6 @@ def decoding_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ("beam_size", "length_penalty", "extra_length")
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def find_export(model: str | None) -> Path:
-    """The SavedModel of a run directory, of its `export/`, or the directory itself."""
-    for place in [model] if model else DEFAULT_MODELS:
-        path = Path(place)
-        numbers = [*path.glob("[0-9]*"), *path.glob("export/[0-9]*")]
-        versions = [version for version in numbers if version.name.isdecimal()]
-        newest_first = sorted(versions, key=lambda v: int(v.name), reverse=True)
-        for export in [path, *newest_first]:
-            if (export / "saved_model.pb").is_file():
-                return export
-    raise CommandError(
-        f"no model in {place}, expected the directory of a finished run: "
-        "run `python train.py` first, or name one with --model"
-    )
 
 
 # --- Reading and writing ----------------------------------------------------------

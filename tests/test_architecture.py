@@ -26,6 +26,7 @@ FLOORS = {
         "config",
         "flags",
         "run_directory",
+        "exports",
         "interrupt",
         "attention",
         "dropout",

@@ -11,6 +11,7 @@ import sys
 
 import made_up_corpus
 import pytest
+import yaml
 from commands import FAST, ROOT, data_flags, read_until, refused, start, train, words
 
 from transformer_tf.checkpoints import CheckpointError
@@ -163,6 +164,39 @@ def test_another_version_is_exported_from_the_checkpoints(run, tmp_path):
     exports = tmp_path / "my_run" / "export"
     assert {path.name for path in exports.iterdir() if path.is_dir()} == {"1", "2"}
     assert "/models/my_run" in (exports / "README.txt").read_text("utf-8")
+
+
+def test_a_bundle_is_a_run_in_miniature(run, tmp_path):
+    directory, _, _ = run
+    bundle = tmp_path / "given" / "away"
+    result = export_again(directory, "--bundle", bundle)
+    assert result.returncode == 0, result.stderr
+    assert "  signature nbest: ok\n" in result.stdout
+    kept = {path.name for path in bundle.iterdir()}
+    assert kept == {"config.yaml", "vocab.model", "metrics.csv", "run.json", "export"}
+    settings = yaml.safe_load((bundle / "config.yaml").read_text("utf-8"))
+    assert settings == {
+        **yaml.safe_load((directory / "config.yaml").read_text("utf-8")),
+        **{"data_dir": None, "manual_dir": None},
+    }
+    weights = [path / "export" / "1" / "variables" for path in (bundle, directory)]
+    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in weights]
+    assert sizes[0] == pytest.approx(sizes[1] / 2, rel=0.1)
+    source = (directory / "test" / "source.txt").read_text("utf-8").splitlines()[0]
+    translated, explained = (
+        subprocess.run(
+            [
+                *(sys.executable, str(ROOT / "translate.py")),
+                *(source, "--model", str(bundle), *flags),
+            ],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+        )
+        for flags in ([], ["--explain"])
+    )
+    assert translated.returncode == 0 and translated.stdout.count("\n") == 1
+    assert explained.returncode == 0 and "layernorm1" in explained.stdout
 
 
 @pytest.mark.parametrize(

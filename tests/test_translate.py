@@ -275,23 +275,6 @@ def test_a_model_that_fails(translate, shouter, monkeypatch):
     assert found.error == "translate.py: the model failed: out of memory\n"
 
 
-def test_find_export(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(command.CommandError, match="no model in runs/ja_en.*train.py"):
-        command.find_export(None)
-    with pytest.raises(command.CommandError, match="no model in elsewhere"):
-        command.find_export("elsewhere")
-    exports = Path("runs/ja_en/export")
-    for version in ("2", "10", ".11.tmp", "12.old"):
-        (exports / version).mkdir(parents=True)
-        (exports / version / "saved_model.pb").touch()
-    (exports / "13").mkdir()  # unfinished
-    assert command.find_export(None) == exports / "10"
-    for named in ("runs/ja_en", "runs/ja_en/export", "runs/ja_en/export/10"):
-        assert command.find_export(named) == exports / "10"
-    assert command.find_export("runs/ja_en/export/2") == exports / "2"
-
-
 # --- The real thing ---------------------------------------------------------------
 
 

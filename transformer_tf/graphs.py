@@ -31,6 +31,19 @@ OPTIONS = [
 ]
 
 
+def kept_weights(model: Any, weights: list[tf.Variable]) -> Any:
+    """In this scope `model` computes with the values of `weights`.
+
+    A `Translator` may keep them in fewer bits than the model computes with. They are
+    read and widened here, once a call and not at each step of a loop.
+    """
+    # Not above: who loads an export needs neither the layers nor Keras.
+    from keras import StatelessScope
+
+    pairs = zip(model.weights, weights, strict=True)
+    return StatelessScope([(mine, tf.cast(kept, mine.dtype)) for mine, kept in pairs])
+
+
 def reading_graph(model: Any, tokenizer: Any) -> Callable:
     """The `tf.function` from text to source ids; the other graphs call it, so that an
     export does not hold the vocabulary once more."""
@@ -42,7 +55,7 @@ def reading_graph(model: Any, tokenizer: Any) -> Callable:
     return read
 
 
-def search_graph(model: Any, vocab_size: int) -> Callable:
+def search_graph(model: Any, weights: list[tf.Variable], vocab_size: int) -> Callable:
     """The `tf.function` from source ids and options to `Hypotheses`; the other graphs
     call it, so that an export has one loop."""
 
@@ -55,15 +68,16 @@ def search_graph(model: Any, vocab_size: int) -> Callable:
             length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY
         )
         extra_length = tf.clip_by_value(extra_length, 0, model.max_length)
-        return search(
-            source,
-            model,
-            vocab_size,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            extra_length=extra_length,
-            nbest=nbest,
-        )
+        with kept_weights(model, weights):
+            return search(
+                source,
+                model,
+                vocab_size,
+                beam_size=beam_size,
+                length_penalty=length_penalty,
+                extra_length=extra_length,
+                nbest=nbest,
+            )
 
     return find
 
@@ -118,10 +132,14 @@ def translation_graph(
 
 
 def attention_graph(
-    read: Callable, find: Callable, model: Any, tokenizer: Any, config: DecodingConfig
+    read: Callable,
+    find: Callable,
+    model: Any,
+    weights: list[tf.Variable],
+    tokenizer: Any,
+    config: DecodingConfig,
 ) -> Callable:
     """The `tf.function` from text to where its best translation looked."""
-    # Not above: who loads an export needs neither the layers nor Keras.
     from transformer_tf.explain import walk_decoder
 
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
@@ -148,9 +166,10 @@ def attention_graph(
         source, _ = read(text)
         target = find(source, *options).ids[:, 0]  # (B, T)
         begins = tf.fill([tf.shape(target)[0], 1], BOS_ID)
-        memory, source_mask = model.encode(source)
         fed = tf.concat([begins, target[:, :-1]], axis=1)
-        walk = walk_decoder(model, fed, memory, source_mask)
+        with kept_weights(model, weights):
+            memory, source_mask = model.encode(source)
+            walk = walk_decoder(model, fed, memory, source_mask)
         shares = tf.stack([look.steps.shares for look in walk.cross_looks], axis=1)
         is_token = tf.cast(target != PAD_ID, shares.dtype)[:, None, None, :, None]
         spelled = tf.constant(pieces)

@@ -73,19 +73,18 @@ class Check(NamedTuple):
     fault: str  # "" if all is well
 
 
-def self_check(export: Path, translate: Callable, parameters: int) -> Iterator[Check]:
+def self_check(export: Path, translator: Any) -> Iterator[Check]:
     """Looks at an export as a server would.
 
     Args:
         export: directory of the SavedModel.
-        translate: of the `Translator` that was saved.
-        parameters: of its model.
+        translator: the `Translator` that was saved.
 
     Yields:
         Each check as soon as it is done.
     """
     yield Check("operations", "; ".join(find_faults(export)[:3]))
-    yield Check("size of the variables", _size_fault(export, parameters))
+    yield Check("size of the variables", _size_fault(export, translator.weights))
     result = subprocess.run(
         [sys.executable, "-c", _SERVER, str(export)],
         input=json.dumps(SENTENCES),
@@ -100,13 +99,15 @@ def self_check(export: Path, translate: Callable, parameters: int) -> Iterator[C
     yield Check("loading as a server", "")
     for name, answers in json.loads(result.stdout.splitlines()[-1]).items():
         options = {"beam_size": [1]} if name == "greedy" else {}
-        yield Check(f"signature {name}", _answer_fault(translate, options, answers))
+        fault = _answer_fault(translator.translate, options, answers)
+        yield Check(f"signature {name}", fault)
 
 
-def _size_fault(export: Path, parameters: int) -> str:
-    """The weights are there once: 4 bytes each, and 5 percent for their names."""
+def _size_fault(export: Path, weights: list[tf.Variable]) -> str:
+    """The weights are there once; for their names 5 percent of what float32 needs."""
     size = sum(f.stat().st_size for f in (export / "variables").iterdir())
-    bound = round(1.05 * 4 * parameters)
+    counts = [weight.shape.num_elements() for weight in weights]
+    bound = round((weights[0].dtype.size + 0.05 * 4) * sum(counts))
     return "" if size <= bound else f"{size:,} bytes, expected at most {bound:,}"
 
 

@@ -51,10 +51,16 @@ class Translator(tf.Module):
             with: float32 for an export that every machine can run.
         tokenizer: a `tf.Module` with `tokenize`, `detokenize` and `vocab_size`.
         config: the defaults of the options.
+        dtype: what the weights are kept in. float32 are those of the model, live;
+            float16 are a copy of half the size, computed with in the model's type.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, config: DecodingConfig | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: DecodingConfig | None = None,
+        dtype: str = "float32",
     ) -> None:
         super().__init__(name="translator")
         if tokenizer.vocab_size > model.vocab_size:
@@ -66,12 +72,19 @@ class Translator(tf.Module):
         # The Keras model hides in the graph's closure. Tracked as an attribute it would
         # bring variables of its own along, which TF Serving does not find; these are
         # the ones that the graph reads, once.
-        self.weights = [variable.value for variable in model.weights]
+        self.weights = [
+            variable.value
+            if variable.dtype == dtype
+            else tf.Variable(tf.cast(variable.value, dtype), trainable=False)
+            for variable in model.weights
+        ]
         config = config or DecodingConfig()
         read = reading_graph(model, tokenizer)
-        find = search_graph(model, tokenizer.vocab_size)
+        find = search_graph(model, self.weights, tokenizer.vocab_size)
         self.translate = translation_graph(read, find, tokenizer, config)
-        self.attention = attention_graph(read, find, model, tokenizer, config)
+        self.attention = attention_graph(
+            read, find, model, self.weights, tokenizer, config
+        )
 
         def best_ids(text: str) -> list[int]:
             """Ids of the best translation, EOS included."""

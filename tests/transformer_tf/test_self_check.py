@@ -1,6 +1,7 @@
 """A fresh process looks at an export as a server does."""
 
 import shutil
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -26,12 +27,12 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("export") / "1"
     translator = Translator(model, tokenizer)
     translator.save(path)
-    return path, translator, model.count_params()
+    return path, translator
 
 
 def test_a_sound_export_passes_every_check(saved):
-    path, translator, parameters = saved
-    checks = dict(self_check(path, translator.translate, parameters))
+    path, translator = saved
+    checks = dict(self_check(path, translator))
     assert checks == dict.fromkeys(
         [
             "operations",
@@ -46,36 +47,37 @@ def test_a_sound_export_passes_every_check(saved):
 
 
 def test_weights_that_are_there_twice_are_found(saved, tmp_path):
-    path, translator, parameters = saved
+    path, translator = saved
     translator.again = [tf.Variable(weight) for weight in translator.weights]
     try:
         translator.save(tmp_path / "1")
     finally:
         del translator.again
-    checks = dict(self_check(tmp_path / "1", translator.translate, parameters))
+    checks = dict(self_check(tmp_path / "1", translator))
     assert "expected at most" in checks["size of the variables"]
 
 
 def test_another_translation_is_found_and_shown(saved):
-    path, translator, parameters = saved
+    path, translator = saved
 
     def other(text, **options):
         found = translator.translate(text, **options)
         return {**found, "translation": found["translation"] + "!"}
 
-    checks = dict(self_check(path, other, parameters))
+    liar = SimpleNamespace(translate=other, weights=translator.weights)
+    checks = dict(self_check(path, liar))
     assert "'明日は天気' in a batch gives" in checks["signature greedy"]
 
 
 def test_what_does_not_load_in_a_session_is_found(saved, tmp_path):
     # A planted operation that no stock server knows.
-    path, translator, parameters = saved
+    path, translator = saved
     shutil.copytree(path, tmp_path / "1")
     file = tmp_path / "1" / "saved_model.pb"
     model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     model.meta_graphs[0].graph_def.node.add(name="x", op="NoSuchOperation")
     file.write_bytes(model.SerializeToString())
-    checks = dict(self_check(tmp_path / "1", translator.translate, parameters))
+    checks = dict(self_check(tmp_path / "1", translator))
     assert "NoSuchOperation" in checks["operations"]
     assert "NoSuchOperation" in checks["loading as a server"]
     assert "signature greedy" not in checks

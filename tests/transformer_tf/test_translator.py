@@ -422,6 +422,26 @@ def test_weights_are_saved_once(phrase_book, export):
     assert weights <= 1.05 * 4 * model.count_params() + len(tokenizer.model_bytes)
 
 
+def test_half_the_bits_are_half_the_size_and_say_the_same(phrase_book, tmp_path):
+    model, tokenizer, translator = phrase_book
+    small = Translator(model, tokenizer, dtype="float16")
+    assert {weight.dtype for weight in small.weights} == {tf.float16}
+    small.save(tmp_path / "1")
+    size = sum(file.stat().st_size for file in tmp_path.glob("1/variables/*.data*"))
+    assert size <= 1.05 * 2 * model.count_params() + len(tokenizer.model_bytes)
+    texts = [*PHRASES, *UNSEEN]
+    expected = small.translate(tf.constant(texts))
+    loaded = load(tmp_path / "1")
+    found = loaded.translate(tf.constant(texts))
+    np.testing.assert_array_equal(found["translation"], expected["translation"])
+    np.testing.assert_allclose(found["score"], expected["score"], atol=1e-6)
+    assert best(small, list(PHRASES)) == list(PHRASES.values())
+    # It computes in float32 with what float16 keeps of each weight: 11 bits.
+    full = translator.translate(tf.constant(texts))["score"]
+    np.testing.assert_allclose(expected["score"], full, rtol=0.02)
+    assert np.abs(expected["score"] - full).max() > 1e-5
+
+
 def test_nothing_is_compiled_by_xla_and_one_loop_serves_all_signatures(export):
     library = saved_graph(export).graph_def.library
     nodes = [node for function in library.function for node in function.node_def]
