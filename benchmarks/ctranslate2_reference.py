@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_tf.layers import LAYERNORM_EPSILON, positional_encoding
+from transformer_tf.config import LAYERNORM_EPSILON
+from transformer_tf.layers import positional_encoding
 
 
 def convert(model, pieces: list[str], num_heads: int, directory: Path) -> None:

@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from transformer_tf.config import ModelConfig, TrainingConfig
+from transformer_tf.config import ADAM, ModelConfig, TrainingConfig
 from transformer_tf.layers import positional_encoding
-from transformer_tf.training import ADAM, WarmupSchedule
+from transformer_tf.training import WarmupSchedule
 
 
 def make_reference(model: ModelConfig, training: TrainingConfig) -> keras.Model:

@@ -9,12 +9,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from transformer_tf.config import PAD_ID, check_heads
-
-# Added to the score of a position that may not be looked at. exp(-1e9) is exactly 0 in
-# float32, and a row with nothing to look at becomes uniform instead of NaN, which
-# minus infinity would give.
-MASKED = -1e9
+from transformer_tf.config import MASKED_SCORE, PAD_ID, check_heads
 
 
 def padding_mask(tokens):
@@ -66,7 +61,7 @@ def scaled_dot_product_attention(query, key, value, mask=None, scale=True):
     scaled = scores / query.shape[-1] ** 0.5 if scale else scores  # ②
     masked = scaled
     if mask is not None:
-        masked = scaled + ops.where(mask, 0.0, MASKED)
+        masked = scaled + ops.where(mask, 0.0, MASKED_SCORE)
     shares = ops.softmax(masked, axis=-1)  # ③
     output = ops.matmul(ops.cast(shares, value.dtype), value)  # ④ (..., T, V)
     return AttentionSteps(scores, scaled, shares, output)

@@ -1,7 +1,8 @@
 """What size, how long: every number that a user may set, and the named presets.
 
 One name for field = flag = key of the configuration file. Values are checked here, so
-that a wrong one is refused before anything is allocated.
+that a wrong one is refused before anything is allocated. Numbers of the paper that
+nobody sets are here too: the code that acts and the report of `paper.py` read the same.
 """
 
 from dataclasses import dataclass, field
@@ -9,6 +10,20 @@ from dataclasses import dataclass, field
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 MAX_BEAM_SIZE = 8
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+
+# Added to the score of a position that may not be looked at (3.2.3). exp(-1e9) is
+# exactly 0 in float32, and a row with nothing to look at becomes uniform instead of
+# NaN, which minus infinity would give.
+MASKED_SCORE = -1e9
+LAYERNORM_EPSILON = 1e-6  # of the paper's code
+POSITION_BASE = 10_000  # wavelengths go from 2 pi to this many times as much (3.5)
+ADAM = dict(beta_1=0.9, beta_2=0.98, epsilon=1e-9)  # 5.3
+GNMT_OFFSET = 5.0  # k of the length penalty ((k + n) / (k + 1)) ** alpha (6.1)
+
+
+def embedding_stddev(d_model: int) -> float:
+    """Of a new embedding: times sqrt(d_model), as on the way in (3.4), it is 1."""
+    return d_model**-0.5
 
 
 class ConfigError(ValueError):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID
+from transformer_tf.config import BOS_ID, EOS_ID, GNMT_OFFSET, PAD_ID
 
 DEAD = float("-inf")  # log-probability of a beam, or score of a place, that is empty
 
@@ -58,7 +58,8 @@ class Beams(NamedTuple):
 
 def length_penalty_divisor(length: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
     """((5 + length) / 6)^alpha: what GNMT divides a log-probability by."""
-    return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, alpha)
+    length = tf.cast(length, tf.float32)
+    return tf.pow((GNMT_OFFSET + length) / (GNMT_OFFSET + 1.0), alpha)
 
 
 def widest(sizes: int | tf.Tensor) -> tf.Tensor:

@@ -15,9 +15,8 @@ from transformer_tf.attention import (
     projection_initializer,
     sizes,
 )
+from transformer_tf.config import LAYERNORM_EPSILON, POSITION_BASE, embedding_stddev
 from transformer_tf.dropout import Dropout
-
-LAYERNORM_EPSILON = 1e-6
 
 
 def positional_encoding(length: int, d_model: int) -> np.ndarray:
@@ -27,7 +26,7 @@ def positional_encoding(length: int, d_model: int) -> np.ndarray:
         (1, length, d_model) float32; position 0 comes first.
     """
     position = np.arange(length)[:, None]
-    frequency = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)
+    frequency = float(POSITION_BASE) ** (-np.arange(0, d_model, 2) / d_model)
     encoding = np.empty((1, length, d_model), np.float32)
     encoding[0, :, 0::2] = np.sin(position * frequency)
     encoding[0, :, 1::2] = np.cos(position * frequency)
@@ -236,7 +235,9 @@ class Stack(MaskedLayer):
             self.pos_encoding = self.add_weight(
                 name="pos_encoding",
                 shape=(1, self.max_length, self.d_model),
-                initializer=keras.initializers.RandomNormal(stddev=self.d_model**-0.5),
+                initializer=keras.initializers.RandomNormal(
+                    stddev=embedding_stddev(self.d_model)
+                ),
             )
         else:
             # A tensor outside of every graph, so that none of those that are saved

@@ -17,7 +17,7 @@ from transformer_tf.attention import (
     padding_mask,
     sizes,
 )
-from transformer_tf.config import ModelConfig
+from transformer_tf.config import ModelConfig, embedding_stddev
 from transformer_tf.layers import Decoder, Encoder
 
 
@@ -65,7 +65,7 @@ class Transformer(keras.Model):
             -(-vocab_size // 8) * 8,
             d_model,
             embeddings_initializer=keras.initializers.RandomNormal(
-                stddev=d_model**-0.5
+                stddev=embedding_stddev(d_model)
             ),
             name="embedding",
         )

@@ -13,10 +13,8 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from transformer_tf.config import TrainingConfig
+from transformer_tf.config import ADAM, TrainingConfig
 from transformer_tf.update import Update
-
-ADAM = dict(beta_1=0.9, beta_2=0.98, epsilon=1e-9)  # paper, 5.3
 
 MAX_SKIPPED_IN_ROW = 10  # updates; then the run has diverged
 MAX_LOSS = 10.0  # so many times the loss of guessing: diverged too
