@@ -232,7 +232,7 @@ class Session:
     def test(self) -> None:
         """Scores what was exported, on the test pairs; kept for a second look."""
         from transformer_tf.scores import score
-        from transformer_tf.translator import load
+        from transformer_tf.translator import best_translations, load
 
         pairs = list(self.corpus.test)
         if not pairs:
@@ -316,9 +316,7 @@ class Session:
 
     def _warm_up(self) -> None:
         """The largest batch first: if it does not fit, that is known at once."""
-        buckets = self.batches.buckets
-        shapes = [(b.rows, b.source_length, b.target_length) for b in buckets]
-        shapes.sort(key=lambda shape: shape[0] * (shape[1] + shape[2]), reverse=True)
+        shapes = self.batches.shapes
         start = time.monotonic()
         self.trainer.warm_up(shapes if self.xla == "full" else shapes[:1])
         log(f"first gradients: {time.monotonic() - start:.1f} s")
@@ -326,6 +324,7 @@ class Session:
     def _validate(self) -> None:
         """Loss, and scores of a greedy sample."""
         from transformer_tf.scores import score
+        from transformer_tf.translator import best_translations
 
         loss = self.trainer.validation_loss(self.validation.dataset(epochs=1))
         guessing = math.log(self.tokenizer.vocab_size)
@@ -344,15 +343,6 @@ class Session:
             example = f"{source[0]} -> {translations[0]} ({reference[0]})"
         self.reporter.validation(loss, scores, example)
         self.trainer.note_validation(loss)
-
-
-def best_translations(translator, lines: Sequence[str], **options) -> list[str]:
-    from transformer_tf.lines import translate_lines
-    from transformer_tf.translator import asker
-
-    ask = asker(translator)
-    sentences = translate_lines(ask, [x.encode() for x in lines], **options)
-    return [sentence.nbest[0][0].decode(errors="replace") for sentence in sentences]
 
 
 if __name__ == "__main__":

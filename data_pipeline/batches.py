@@ -96,6 +96,12 @@ class Batches:
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
     @property
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """(B, S, T) of every bucket, the largest batch first."""
+        shapes = [(b.rows, b.source_length, b.target_length) for b in self.buckets]
+        return sorted(shapes, key=lambda s: s[0] * (s[1] + s[2]), reverse=True)
+
+    @property
     def padding_share(self) -> float:
         """Share of the cells of an epoch, both sides, that hold no token."""
         cells = sum(

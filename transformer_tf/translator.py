@@ -7,7 +7,7 @@ TensorFlow Text run it.
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from transformer_tf.graphs import (
     search_graph,
     translation_graph,
 )
-from transformer_tf.lines import Answer
+from transformer_tf.lines import Answer, translate_lines
 from transformer_tf.serving import write_warmup
 
 
@@ -209,6 +209,15 @@ def asker(translator: Any) -> Callable[..., Answer]:
         return Answer(*(found[name].numpy().tolist() for name in names))
 
     return ask
+
+
+def best_translations(
+    translator: Any, lines: Sequence[str], **options: float
+) -> list[str]:
+    """The best translation of each line, as `asker` and `translate_lines` find it."""
+    ask = asker(translator)
+    sentences = translate_lines(ask, [line.encode() for line in lines], **options)
+    return [sentence.nbest[0][0].decode(errors="replace") for sentence in sentences]
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

@@ -216,6 +216,15 @@ def test_at_most_so_many_shapes(everyday, max_shapes):
     )
 
 
+def test_shapes_are_those_of_an_epoch_the_largest_first(batches):
+    met = {
+        (*source.shape, target.shape[1]) for (source, _), target in epoch_of(batches)
+    }
+    assert set(batches.shapes) == met
+    cells = [rows * (source + target) for rows, source, target in batches.shapes]
+    assert cells == sorted(cells, reverse=True)
+
+
 def test_little_padding(everyday):
     for batch_tokens in (1024, 4096):
         batches = Batches(everyday, batch_tokens=batch_tokens, seed=1)

@@ -15,7 +15,12 @@ from data_pipeline.tokenizer import Tokenizer, train_vocabulary
 from transformer_tf.config import BOS_ID, EOS_ID, PAD_ID, PRESETS, ConfigError
 from transformer_tf.graphs import read_source, search
 from transformer_tf.model import DecoderCache, Transformer, build_transformer
-from transformer_tf.translator import ExportError, Translator, load
+from transformer_tf.translator import (
+    ExportError,
+    Translator,
+    best_translations,
+    load,
+)
 
 PHRASES = {
     "はい": "Yes.",
@@ -94,6 +99,12 @@ def test_it_says_what_it_has_learned(phrase_book, beam_size):
     _, _, translator = phrase_book
     translations = best(translator, list(PHRASES), beam_size=beam_size)
     assert translations == list(PHRASES.values())
+
+
+def test_lines_of_text_become_lines_of_text(phrase_book):
+    _, _, translator = phrase_book
+    lines = [*PHRASES, ""]
+    assert best_translations(translator, lines) == [*PHRASES.values(), ""]
 
 
 def test_blank_in_blank_out(phrase_book):
