@@ -32,6 +32,7 @@ from transformer_tf.flags import (
     settings_of,
 )
 from transformer_tf.interrupt import Interrupt
+from transformer_tf.paper import explain_config
 from transformer_tf.run_directory import RunDirectory, log, write_text
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ if TYPE_CHECKING:
 class Options:
     """All that a run is made of."""
 
+    preset: str
     output_dir: Path
     fresh: bool
+    explain_config: bool
     model: ModelConfig
     training: TrainingConfig
     decoding: DecodingConfig
@@ -75,25 +78,26 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
     parser = make_parser(__doc__, groups)
     _add_run_flags(parser)
     parsed = parser.parse_args(argv)
-    chosen = {name: getattr(parsed, name) for name in groups}
-    return Options(Path(parsed.output_dir), parsed.fresh, **chosen)
+    names = (*groups, "preset", "fresh", "explain_config")
+    chosen = {name: getattr(parsed, name) for name in names}
+    return Options(output_dir=Path(parsed.output_dir), **chosen)
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--preset",
         choices=PRESETS,
         default="small",
         help="size and recipe to start from",
     )
-    parser.add_argument(
-        "--output_dir", default="runs/ja_en", help="where the run lives and goes on"
-    )
-    parser.add_argument("--config_path", help="YAML file of any of the fields below")
-    parser.add_argument(
-        "--fresh",
+    add("--output_dir", default="runs/ja_en", help="where the run lives and goes on")
+    add("--config_path", help="YAML file of any of the fields below")
+    add("--fresh", action="store_true", help="remove the run that is there, start anew")
+    add(
+        "--explain_config",
         action="store_true",
-        help="remove the run that is there and start anew",
+        help="only print, beside the paper's, what this command would do, and why",
     )
 
 
@@ -102,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     and 143 interrupted after saving."""
     try:
         options = parse_options(argv)
+        if options.explain_config:
+            print(explain_config(options.preset, options.settings()))
+            return 0
         run = RunDirectory(options.output_dir, options.settings(), options.fresh)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         return train(options, run)

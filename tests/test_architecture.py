@@ -40,6 +40,7 @@ FLOORS = {
         "decoding",
         "explain",
         "tables",
+        "paper",
         "explaining",
         "export_check",
         "lines",

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,15 @@ def test_says_once_what_it_runs_on_and_then_how_it_goes(run):
     assert "target tokens/s" in printed
     assert "validation after update 10: loss" in printed
     assert "test, 40 sentences: BLEU" in printed
+
+
+def test_the_better_of_average_and_last_weights_is_exported(run):
+    _, _, printed = run
+    what, average, last = re.search(
+        r"exporting (.*) \(validation loss of average (\S+), of last (\S+)\)", printed
+    ).groups()
+    losses = {"the average of 4 checkpoints": average, "the last weights": last}
+    assert float(losses[what]) == min(map(float, losses.values()))
 
 
 def test_the_same_command_goes_on_where_it_was(run):
