@@ -47,6 +47,17 @@ def _check_choice(config: object, name: str, choices: tuple[str, ...]) -> None:
     _check(value in choices, name, value, "one of " + ", ".join(choices))
 
 
+def chosen(name: str, value: int, count: int) -> int:
+    """The place, from 0, of what a flag counts from 1: a layer, a head, a token.
+
+    Raises:
+        ConfigError: there are only `count` of them.
+    """
+    if not 1 <= value <= count:
+        raise ConfigError(f"--{name} is {value}, expected 1 to {count}")
+    return value - 1
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The size of the mountain (paper, Table 3)."""

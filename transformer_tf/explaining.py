@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_tf.config import ConfigError
+from transformer_tf.config import ConfigError, chosen
 from transformer_tf.tables import OneHead, explain_token, vector
 
 FEW_DIMS = 4  # numbers of a vector that are shown without --all_dims
@@ -166,10 +166,3 @@ def _added(look: Any, row: int, lang: str, dims: int | None) -> str:
     names = {"x": look.x, "attn_output": look.attn_output, "out": look.out}
     rows = [["  " + n, vector(np.asarray(x)[0, row], dims)] for n, x in names.items()]
     return WORDS[lang]["added"] + "\n" + table(rows)
-
-
-def chosen(name: str, value: int, count: int) -> int:
-    """From 1, as asked for, to 0."""
-    if not 1 <= value <= count:
-        raise ConfigError(f"--{name} is {value}, expected 1 to {count}")
-    return value - 1

@@ -2,9 +2,11 @@ import pytest
 
 from transformer_tf.config import (
     PRESETS,
+    ConfigError,
     DecodingConfig,
     ModelConfig,
     TrainingConfig,
+    chosen,
 )
 
 
@@ -50,3 +52,10 @@ def test_base_and_big_are_the_papers():
         training = PRESETS[name].training
         assert (training.batch_tokens, training.warmup_steps) == (25_000, 4000)
         assert (training.label_smoothing, training.learning_rate_scale) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 4])
+def test_what_is_counted_from_1_is_there_or_refused(value):
+    assert [chosen("layer", n, 3) for n in (1, 2, 3)] == [0, 1, 2]
+    with pytest.raises(ConfigError, match=f"^--layer is {value}, expected 1 to 3$"):
+        chosen("layer", value, 3)
