@@ -1,10 +1,11 @@
 import json
+import os
 
 import pytest
 import yaml
 
 from transformer_tf.config import ConfigError
-from transformer_tf.run_directory import Metrics, RunDirectory
+from transformer_tf.run_directory import Metrics, RunDirectory, write_bytes
 
 SETTINGS = {"d_model": 64, "max_steps": 10, "dataset": "天気"}
 
@@ -111,3 +112,18 @@ def test_metrics_after_the_checkpoint_are_written_again(tmp_path):
     assert lines[0] == Metrics.HEADER
     assert [line.split(",")[0] for line in lines[1:]] == ["10", "20"]
     assert lines[1] == "10,1.5,0.001,4,3.5,12.25,30"
+
+
+def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    write_bytes(path, b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(path, b"new")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [
+        ("a.png", b"old")
+    ]
