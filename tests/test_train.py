@@ -238,8 +238,11 @@ def test_translate_prints_what_training_exported(run, corpus):
     assert result.stdout == (directory / "test" / "translation.txt").read_bytes()
 
 
-@pytest.mark.parametrize("where", ["encoder", "decoder", "cross"])
-def test_a_station_of_the_model_is_opened(run, where):
+@pytest.mark.parametrize(
+    ("where", "norm"),
+    [("encoder", "layernorm1"), ("decoder", "layernorm1"), ("cross", "layernorm2")],
+)
+def test_a_station_of_the_model_is_opened(run, where, norm):
     directory, _, _ = run
     result = subprocess.run(
         [
@@ -258,7 +261,7 @@ def test_a_station_of_the_model_is_opened(run, where):
         float(line.split(" = ")[0].split()[-1]) for line in lines if " % " in line + " "
     ]
     assert sum(shares) == pytest.approx(1, abs=0.01)
-    assert "layernorm1" in result.stdout
+    assert f"x + attn_output → {norm}\n" in result.stdout
     last = result.stdout.splitlines()[-1]
     assert last.count(",") == 31  # all 32 numbers of a token
 

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from transformer_tf.config import ConfigError, chosen
-from transformer_tf.tables import OneHead, explain_token, vector
+from transformer_tf.tables import (
+    FEW_DIMS,
+    NORMS,
+    WORDS,
+    OneHead,
+    explain_token,
+    table,
+    vector,
+)
 
-FEW_DIMS = 4  # numbers of a vector that are shown without --all_dims
 WHERE = ("encoder", "decoder", "cross")
 
 
@@ -157,12 +164,11 @@ def explain_text(
     lang = language(options)
     one_head = OneHead.of(look, head, masked=where == "decoder")
     shown = explain_token(one_head, row, queries, keys, lang=lang, dims=dims)
-    return shown + "\n\n" + _added(look, row, lang, dims)
+    return shown + "\n\n" + _added(look, where, row, lang, dims)
 
 
-def _added(look: Any, row: int, lang: str, dims: int | None) -> str:
-    from transformer_tf.tables import WORDS, table
-
+def _added(look: Any, where: str, row: int, lang: str, dims: int | None) -> str:
+    added = WORDS[lang]["added"].format(norm=NORMS[where])
     names = {"x": look.x, "attn_output": look.attn_output, "out": look.out}
     rows = [["  " + n, vector(np.asarray(x)[0, row], dims)] for n, x in names.items()]
-    return WORDS[lang]["added"] + "\n" + table(rows)
+    return added + "\n" + table(rows)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+FEW_DIMS = 4  # numbers of a vector that are shown unless all are asked for
+NORMS = {"encoder": "layernorm1", "decoder": "layernorm1", "cross": "layernorm2"}
 WORDS = {
     "ja": {
         "looks": "「{token}」が見る（{d} 個の数、√{d} = {root}）",
@@ -18,7 +20,7 @@ WORDS = {
         "hidden": "見ない（−∞）",
         "shares": "③ 割合（softmax）",
         "mixed": "④ 受け取る新しい中身（重みつき平均）",
-        "added": "元の自分に足して、そろえる：x + attn_output → layernorm1",
+        "added": "元の自分に足して、そろえる：x + attn_output → {norm}",
     },
     "en": {
         "looks": '"{token}" looks ({d} numbers, √{d} = {root})',
@@ -31,7 +33,7 @@ WORDS = {
         "hidden": "hidden (−∞)",
         "shares": "③ share (softmax)",
         "mixed": "④ what it receives (weighted mean)",
-        "added": "added back to itself and normalised: x + attn_output → layernorm1",
+        "added": "added back to itself and normalised: x + attn_output → {norm}",
     },
 }
 
