@@ -83,14 +83,13 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.text and options.input:
         parser.error("TEXT and --input exclude each other, expected one of them")
-    if options.explain and not (options.q or len(options.text) == 1):
-        parser.error("--explain wants one TEXT, or numbers in --q")
     if options.beam_size is None and (options.nbest or 1) > DecodingConfig.beam_size:
         options.beam_size = min(options.nbest, MAX_BEAM_SIZE)
     try:
+        explaining.check_flags(options)
         DecodingConfig(**decoding_options(options))
     except ConfigError as error:
-        parser.error(f"--{error}")
+        parser.error(f"--{str(error).removeprefix('--')}")
     beam_size = options.beam_size or DecodingConfig.beam_size
     if options.nbest is not None and not 1 <= options.nbest <= beam_size:
         parser.error(
@@ -241,25 +240,36 @@ def warn(message: str) -> None:
 
 
 def explain(options: argparse.Namespace) -> str:
-    """The tables of numbers, or of a run's model and its best translation."""
-    if options.q:
-        with silence():
-            return explaining.explain_numbers(options)
-    export = find_export(options.model)
+    """What --explain prints, of numbers or of a model's best translation; with
+    --attention alone, that translation."""
+    if options.model and is_server(options.model):
+        raise CommandError(
+            "--explain and --attention look inside a run, which a server does not show;"
+            " name one with --model"
+        )
     with silence():
+        if options.q:
+            return explaining.explain_numbers(options)
+        export = find_export(options.model)
         from export import load_run
+        from transformer_tf.explain import see
+        from transformer_tf.graphs import spell
 
         model, tokenizer, translator = load_run(export)
-        [text] = options.text
-        target = translator.best_ids(text)
-        return explaining.explain_text(options, text, model, tokenizer, target)
+        text = os.fsencode(options.text[0]).decode(errors="replace")
+        target = translator.best_ids(text, **decoding_options(options))
+        seen = see(text, target, model, tokenizer)
+        shown = spell([target], tokenizer).numpy()[0].decode(errors="replace")
+        if options.attention:
+            explaining.draw(options, seen, text, shown)
+        return explaining.explain_text(options, seen) if options.explain else shown
 
 
 # --- The command ------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.explain:
+    if options.explain or options.attention:
         standard(sys.stdout).write(explain(options).encode() + b"\n")
         return
     model = options.model

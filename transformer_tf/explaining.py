@@ -1,15 +1,18 @@
-"""`translate.py --explain`: the article's tables, of numbers of your own or of a model.
+"""`--explain` and `--attention`: what a token looked at, as tables, picture or page.
 
-Both run the function that the model uses, `scaled_dot_product_attention`.
+The tables are of numbers of your own or of a model; both run the function that the
+model uses, `scaled_dot_product_attention`.
 """
 
 import argparse
 import os
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from transformer_tf.config import ConfigError, chosen
+from transformer_tf.run_directory import write_text
 from transformer_tf.tables import (
     FEW_DIMS,
     NORMS,
@@ -20,19 +23,27 @@ from transformer_tf.tables import (
     vector,
 )
 
+if TYPE_CHECKING:
+    from transformer_tf.explain import Seen
+
 WHERE = ("encoder", "decoder", "cross")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of --explain, in a group of their own."""
+    """The flags of --explain and --attention, in a group of their own."""
     group = parser.add_argument_group(
         "explain", "show how a token looked at the others, in the article's four steps"
     )
     add = group.add_argument
-    add("--explain", action="store_true", help="of TEXT, or of --q --k --v")
+    add("--explain", action="store_true", help="print it, of TEXT or of --q --k --v")
+    add(
+        "--attention",
+        metavar="OUT.png|OUT.html",
+        help="draw it, of TEXT: a picture of a station, or a page of all of them",
+    )
     add("--where", choices=WHERE, default="encoder", help="which attention")
     add("--layer", type=int, default=1, metavar="N", help="which station, from 1")
-    add("--head", type=int, default=1, metavar="N", help="which head, from 1")
+    add("--head", type=int, metavar="N", help="which head (default: 1; picture: all)")
     add("--token", type=int, metavar="N", help="which token looks (default: 1, or all)")
     add("--all_dims", action="store_true", help="all numbers of each vector")
     add("--lang", choices=("ja", "en"), help="of the words (default: the locale's)")
@@ -133,31 +144,57 @@ def chosen_rows(options: argparse.Namespace, count: int, default: int | None) ->
 # --- A model ------------------------------------------------------------------------
 
 
-def explain_text(
-    options: argparse.Namespace,
-    text: str,
-    model: Any,
-    tokenizer: Any,
-    target: list[int],
-) -> str:
-    """The tables of one attention of a model that translates `text` into `target`.
+def check_flags(options: argparse.Namespace) -> None:
+    """What can be said without a model.
 
-    Args:
-        options: where, layer, head, token, all_dims, lang.
-        text: what is translated.
-        model: a `Transformer`.
-        tokenizer: its vocabulary.
-        target: ids of the translation, EOS included.
+    Raises:
+        ConfigError: there is nothing to explain or draw, or no such kind of file.
+    """
+    if options.explain and not (options.q or len(options.text) == 1):
+        raise ConfigError("--explain wants one TEXT, or numbers in --q")
+    if options.attention is None:
+        return
+    if len(options.text) != 1 or options.q:
+        raise ConfigError("--attention wants one TEXT")
+    if Path(options.attention).suffix not in (".png", ".html"):
+        raise ConfigError(
+            f"--attention is {options.attention!r}, expected a name that ends in .png "
+            "or .html"
+        )
+
+
+def draw(
+    options: argparse.Namespace, seen: "Seen", text: str, translation: str
+) -> None:
+    """Writes the picture or the page of --attention.
+
+    Raises:
+        ConfigError: there is no such layer or head.
+        OSError: it cannot be written.
+    """
+    path, lang = Path(options.attention), language(options)
+    if path.suffix == ".html":
+        from transformer_tf.attention_page import attention_page
+
+        page = attention_page(seen, text, translation, lang)
+        write_text(path, page)
+    else:
+        from transformer_tf.attention_plot import plot_attention
+
+        chosen = {name: getattr(options, name) for name in ("where", "layer", "head")}
+        plot_attention(seen, path, **chosen, lang=lang)
+
+
+def explain_text(options: argparse.Namespace, seen: "Seen") -> str:
+    """The tables of one token's attention; which one, the options say.
 
     Raises:
         ConfigError: there is no such layer, head or token.
     """
-    from transformer_tf.explain import see
-
     where = options.where
-    seen = see(text, target, model, tokenizer)
     look = seen.looks[where][chosen("layer", options.layer, len(seen.looks[where]))]
-    head = chosen("head", options.head, look.query.shape[1])
+    head = 1 if options.head is None else options.head
+    head = chosen("head", head, look.query.shape[1])
     queries, keys = seen.names(where)
     [row] = chosen_rows(options, len(queries), default=1)
     dims = None if options.all_dims else FEW_DIMS

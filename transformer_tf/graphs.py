@@ -119,11 +119,8 @@ def translation_graph(
         found = find(source, beam_size, length_penalty, extra_length, nbest)
         rows = tf.size(found.scores)  # B * F
         ids = tf.reshape(found.ids, [rows, tf.shape(found.ids)[2]])
-        translation = tokenizer.detokenize(ids)
-        # The vocabulary can spell any byte, line ends too; a translation is one line.
-        translation = tf.strings.regex_replace(translation, "[[:cntrl:]]+", " ")
         return {
-            "translation": tf.reshape(translation, tf.shape(found.scores)),
+            "translation": tf.reshape(spell(ids, tokenizer), tf.shape(found.scores)),
             "score": found.scores,
             "truncated": truncated,
         }
@@ -180,6 +177,15 @@ def attention_graph(
         }
 
     return attention
+
+
+def spell(ids: tf.Tensor, tokenizer: Any) -> tf.Tensor:
+    """Ids (B, T) -> text (B,), one line each.
+
+    The vocabulary can spell any byte, line ends too.
+    """
+    text = tokenizer.detokenize(tf.convert_to_tensor(ids))
+    return tf.strings.regex_replace(text, "[[:cntrl:]]+", " ")
 
 
 def read_source(

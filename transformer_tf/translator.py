@@ -5,6 +5,7 @@ SavedModel that needs nothing of this package: TensorFlow and the SentencePiece 
 TensorFlow Text run it.
 """
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -86,11 +87,12 @@ class Translator(tf.Module):
             read, find, model, self.weights, tokenizer, config
         )
 
-        def best_ids(text: str) -> list[int]:
-            """Ids of the best translation, EOS included."""
-            chosen = (config.beam_size, config.length_penalty, config.extra_length, 1)
+        def best_ids(text: str, **options: float) -> list[int]:
+            """Ids of the best translation, EOS included; options as in the config."""
+            chosen = dataclasses.replace(config, **options)
             source, _ = read(tf.constant([text]))
-            found = find(source, *([option] for option in chosen))
+            searched = (chosen.beam_size, chosen.length_penalty, chosen.extra_length, 1)
+            found = find(source, *([option] for option in searched))
             return [int(i) for i in found.ids[0, 0] if i != PAD_ID]
 
         self.best_ids = best_ids
