@@ -41,6 +41,8 @@ FLOORS = {
         "explain",
         "tables",
         "paper",
+        "fonts",
+        "attention_plot",
         "explaining",
         "export_check",
         "lines",
