@@ -43,6 +43,7 @@ FLOORS = {
         "paper",
         "fonts",
         "attention_plot",
+        "attention_page",
         "explaining",
         "export_check",
         "lines",
