@@ -331,9 +331,9 @@ class Session:
 
         Attention's own products are left out: at a dozen tokens they are 1 %.
         """
-        config, encoded = self.model_config, batches.encoded
+        config = self.model_config
         d, ff = config.d_model, config.d_ff
-        ratio = (encoded.source_lengths + 1).sum() / batches.tokens_per_epoch
+        ratio = batches.source_tokens_per_epoch / batches.tokens_per_epoch
         source = config.num_layers * (4 * d * d + 2 * d * ff + 2 * d * d)
         target = config.num_layers * (6 * d * d + 2 * d * ff) + d * config.vocab_size
         return 3 * 2 * (source * ratio + target)

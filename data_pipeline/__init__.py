@@ -7,8 +7,10 @@ Read the modules in this order; each imports only from those above it:
     sources        raw pairs from a data set by name or from files
     corpus         clean pairs; every drop is counted
     tokenizer      text <-> ids
+    shards         ids on disk, a million pairs at a time
     encoded        the ids of a corpus, computed once
-    batches        which rows come together, in which shape and order
+    buckets        which lengths share a shape
+    batches        which rows come together, in which order
 
 A model never enters this package.
 """

@@ -1,30 +1,22 @@
-"""Which sentences come together, in which shape, in which order?
+"""Which sentences come together, and in which order?
 
-Sentences of similar length share a bucket, and each bucket has one static shape:
-little padding, few shapes to compile. The order of an epoch is computed from
-(seed, epoch), not remembered: batch n is the same after a crash, resuming is counting.
+The order of an epoch is computed from (seed, epoch), not remembered: batch n is the
+same after a crash, resuming is counting. Shards come one after the other, each in an
+order of its own, so what must be held is a shard, whatever the size of the corpus.
 """
 
-import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from data_pipeline.buckets import Bucket, Grouping, ceil_div, even_rows
 from data_pipeline.encoded import EncodedPairs
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizer import BOS_ID, EOS_ID, PAD_ID
 
 Batch = tuple[tuple[np.ndarray, np.ndarray], np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Bucket:
-    """The shape of all batches of sentences up to these lengths, end token included."""
-
-    source_length: int
-    target_length: int
-    rows: int
 
 
 class Batches:
@@ -34,8 +26,11 @@ class Batches:
       buckets: at most `max_shapes`, shortest target first.
       steps_per_epoch: batches in each epoch.
       tokens_per_epoch: target tokens in each epoch, end tokens included.
-      plan: function from an epoch to its batches in order, as (bucket number, row
-        numbers). Every row comes exactly once. Depends on (seed, epoch) only.
+      source_tokens_per_epoch: likewise.
+      shard_order: function from an epoch to its shards in order: their numbers, and how
+        many batches have come when each is through.
+      plan: function from an epoch and a shard to its batches in order, as (bucket
+        number, row numbers). Every row comes exactly once. Depends on the seed too.
     """
 
     def __init__(
@@ -75,25 +70,35 @@ class Batches:
             )
         self.encoded = encoded
         self.seed = seed
-        source_lengths = encoded.source_lengths + 1  # the end token
-        target_lengths = encoded.target_lengths + 1
-        self.tokens_per_epoch = int(target_lengths.sum())
-        self._tokens = self.tokens_per_epoch + int(source_lengths.sum())
-
-        self.buckets: list[Bucket] = []
-        self._rows: list[np.ndarray] = []  # of each bucket
-        self._batches: list[int] = []  # of each bucket in an epoch
-        for rows in _group_rows(source_lengths, target_lengths, max_shapes):
-            source = int(source_lengths[rows].max())
-            target = int(target_lengths[rows].max())
-            limit = min(batch_tokens // target, 2 * batch_tokens // source)
-            height, batches = _even_rows(len(rows), limit, row_multiple)
-            self.buckets.append(Bucket(source, target, height))
-            self._rows.append(rows)
-            self._batches.append(batches)
-        self.steps_per_epoch = sum(self._batches)
-        # A second plan is wanted where two epochs meet.
+        self.row_multiple = row_multiple
+        end_token = np.array([1, 1, 0])
+        lengths = [of_shard + end_token for of_shard in encoded.lengths]
+        self._choose_buckets(lengths, batch_tokens, max_shapes)
+        self.steps_per_epoch = int(self._batches.sum())
+        together = np.concatenate(lengths)
+        self.source_tokens_per_epoch = int(together[:, 0] @ together[:, 2])
+        self.tokens_per_epoch = int(together[:, 1] @ together[:, 2])
+        # A second one of each is wanted where two shards or two epochs meet.
+        self.shard_order = functools.lru_cache(maxsize=2)(self._shard_order)
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
+        self._shard = functools.lru_cache(maxsize=2)(lambda n: encoded.shards[n]())
+
+    def _choose_buckets(
+        self, lengths: list[np.ndarray], batch_tokens: int, max_shapes: int
+    ) -> None:
+        """Sets `buckets`, and `_batches` (shards, buckets): how many there are."""
+        self._grouping = Grouping(np.concatenate(lengths), max_shapes)
+        rows = np.zeros((len(lengths), len(self._grouping.shapes)), int)
+        for of_shard, (source, target, count) in zip(
+            rows, (points.T for points in lengths), strict=True
+        ):
+            np.add.at(of_shard, self._grouping.groups(source, target), count)
+        self.buckets: list[Bucket] = []
+        for bucket, (source, target) in enumerate(self._grouping.shapes):
+            limit = min(batch_tokens // target, 2 * batch_tokens // source)
+            height = even_rows(rows[:, bucket], limit, self.row_multiple)
+            self.buckets.append(Bucket(source, target, height))
+        self._batches = ceil_div(rows, [bucket.rows for bucket in self.buckets])
 
     @property
     def shapes(self) -> list[tuple[int, int, int]]:
@@ -105,48 +110,67 @@ class Batches:
     def padding_share(self) -> float:
         """Share of the cells of an epoch, both sides, that hold no token."""
         cells = sum(
-            batches * bucket.rows * (bucket.source_length + bucket.target_length)
-            for bucket, batches in zip(self.buckets, self._batches, strict=True)
+            int(batches) * bucket.rows * (bucket.source_length + bucket.target_length)
+            for bucket, batches in zip(
+                self.buckets, self._batches.sum(axis=0), strict=True
+            )
         )
-        return 1 - self._tokens / cells
+        return 1 - (self.source_tokens_per_epoch + self.tokens_per_epoch) / cells
 
     @property
     def mean_target_tokens(self) -> float:
         """Target tokens of a batch on average, padding not counted."""
         return self.tokens_per_epoch / self.steps_per_epoch
 
-    def _plan(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+    def _shard_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Computes `shard_order`."""
+        shards = len(self._batches)
+        # Each shard's own number follows in its place: this one is nobody's.
+        order = np.random.default_rng([self.seed, epoch, shards]).permutation(shards)
+        return order, np.cumsum(self._batches[order].sum(axis=1))
+
+    def _plan(self, epoch: int, shard: int) -> list[tuple[int, np.ndarray]]:
         """Computes `plan`: rows are shuffled in their bucket, then the batches."""
-        rng = np.random.default_rng([self.seed, epoch])
+        rows = self._shard(shard)
+        groups = self._grouping.groups(rows.source_lengths + 1, rows.target_lengths + 1)
+        rng = np.random.default_rng([self.seed, epoch, shard])
         batches = [
             (bucket, part)
-            for bucket, rows in enumerate(self._rows)
-            for part in np.array_split(rng.permutation(rows), self._batches[bucket])
+            for bucket, count in enumerate(self._batches[shard])
+            if count
+            for part in np.array_split(
+                rng.permutation(np.flatnonzero(groups == bucket)), count
+            )
         ]
         return [batches[i] for i in rng.permutation(len(batches))]
 
-    def batch(self, epoch: int, step: int) -> Batch:
+    def batch(self, epoch: int, step: int, replica: int = 0, of: int = 1) -> Batch:
         """One batch: int32 arrays of the bucket's shape, padded on the right.
 
         Rows that the bucket has and the plan has not are all padding.
+
+        Args:
+          epoch: which one.
+          step: of the epoch.
+          replica: gets rows replica, replica + of, replica + 2 of, ... of the batch.
+          of: how many replicas share it; divides `row_multiple`.
 
         Returns:
           (source, target_in), target_out: source (B, S) and target_out (B, T) end with
           EOS; target_in (B, T) is target_out one step later, from BOS on.
         """
-        number, rows = self.plan(epoch)[step]
-        bucket, encoded = self.buckets[number], self.encoded
+        order, through = self.shard_order(epoch)
+        turn = int(np.searchsorted(through, step, side="right"))
+        shard = int(order[turn])
+        first = through[turn - 1] if turn else 0
+        number, rows = self.plan(epoch, shard)[step - first]
+        bucket, ids = self.buckets[number], self._shard(shard)
+        rows, height = rows[replica::of], bucket.rows // of
         source, source_lengths = _padded(
-            encoded.source_ids,
-            encoded.source_offsets,
-            rows,
-            (bucket.rows, bucket.source_length),
+            ids.source_ids, ids.source_offsets, rows, (height, bucket.source_length)
         )
         target_out, target_lengths = _padded(
-            encoded.target_ids,
-            encoded.target_offsets,
-            rows,
-            (bucket.rows, bucket.target_length),
+            ids.target_ids, ids.target_offsets, rows, (height, bucket.target_length)
         )
         target_in = np.roll(target_out, 1, axis=1)  # the last column is still padding
         used = np.arange(len(rows))
@@ -155,21 +179,37 @@ class Batches:
         target_out[used, target_lengths] = EOS_ID
         return (source, target_in), target_out
 
-    def dataset(self, start: int = 0, epochs: int | None = None) -> tf.data.Dataset:
+    def dataset(
+        self,
+        start: int = 0,
+        epochs: int | None = None,
+        replicas: Sequence[int] = range(1),
+        of: int = 1,
+    ) -> tf.data.Dataset:
         """The batches from number `start` on, counted over epochs, prefetched.
 
         Args:
           start: epoch and step are `divmod(start, steps_per_epoch)`.
           epochs: the dataset ends with the last batch of epoch number `epochs - 1`;
             None is endless.
+          replicas: of a worker; each gets its own part of each batch, one after the
+            other. A worker reads no rows but these.
+          of: how many replicas there are on all workers together.
 
         Returns:
           a dataset of ((source, target_in), target_out), each (None, None) int32.
         """
+        if self.row_multiple % of or not set(replicas) <= set(range(of)):
+            raise ValueError(
+                f"replicas {list(replicas)} of {of} with a row_multiple of "
+                f"{self.row_multiple}; expected a divisor of that, and numbers below it"
+            )
 
         def assemble(number: np.int64) -> tuple[np.ndarray, ...]:
+            batch, place = divmod(int(number), len(replicas))
+            epoch, step = divmod(batch, self.steps_per_epoch)
             (source, target_in), target_out = self.batch(
-                *divmod(int(number), self.steps_per_epoch)
+                epoch, step, replicas[place], of
             )
             return source, target_in, target_out
 
@@ -180,13 +220,15 @@ class Batches:
             )
             return (source, target_in), target_out
 
-        end = tf.int64.max if epochs is None else epochs * self.steps_per_epoch
+        last = tf.int64.max // len(replicas)
+        if epochs is not None:
+            last = epochs * self.steps_per_epoch
         options = tf.data.Options()
         # Replicas split each batch; no file is there to be shared out.
         options.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.DATA
         )
-        numbers = tf.data.Dataset.range(start, end)
+        numbers = tf.data.Dataset.range(start * len(replicas), last * len(replicas))
         return numbers.map(load).prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
@@ -201,108 +243,3 @@ def _padded(
     cells = np.full(shape, PAD_ID, np.int32)
     cells[: len(rows)][used] = ids[(starts[:, None] + columns)[used]]
     return cells, lengths
-
-
-def _even_rows(count: int, limit: int, multiple: int) -> tuple[int, int]:
-    """Cuts `count` rows into batches of one height with nearly no row left empty.
-
-    Args:
-      count: rows to place, at least 1.
-      limit: rows that the token budget allows in a batch.
-      multiple: of the height; goes before the limit.
-
-    Returns:
-      the height and the number of batches: of the fewest possible up to a twentieth
-      more, the number that leaves fewest rows empty.
-    """
-    fewest = _ceil_div(count, max(limit // multiple, 1) * multiple)
-    options = (
-        (_ceil_div(count, batches * multiple) * multiple, batches)
-        for batches in range(fewest, fewest + fewest // 20 + 1)
-    )
-    return min(options, key=lambda option: option[0] * option[1])
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _group_rows(
-    source: np.ndarray, target: np.ndarray, max_shapes: int
-) -> list[np.ndarray]:
-    """Groups rows by their two lengths so that little padding is needed.
-
-    Which shapes save most is the facility-location problem; adding the best one each
-    time, then exchanging while that helps, comes close to its optimum.
-
-    Args:
-      source: (rows,) lengths.
-      target: (rows,) lengths.
-      max_shapes: how many groups there may be.
-
-    Returns:
-      the row numbers of each group, shortest targets first.
-    """
-    source_levels, target_levels = _levels(source), _levels(target)
-    point_of_row = np.searchsorted(source_levels, source) * len(target_levels)
-    point_of_row += np.searchsorted(target_levels, target)
-    points, weights = np.unique(point_of_row, return_counts=True)
-    grid = np.stack(np.meshgrid(source_levels, target_levels, indexing="ij"))
-    shapes = grid.reshape(2, -1)  # any crossing of two levels may become a shape
-    point_lengths = shapes[:, points]
-
-    holds = (shapes[:, :, None] >= point_lengths[:, None, :]).all(axis=0)
-    # Cells that each shape spends on a row at each point, (shapes, points).
-    cells = np.where(holds, shapes.sum(axis=0)[:, None], np.inf).astype(np.float32)
-    chosen = _choose(cells, weights, max_shapes)
-
-    shape_of_point = np.zeros(shapes.shape[1], np.intp)
-    shape_of_point[points] = cells[chosen].argmin(axis=0)
-    shape_of_row = shape_of_point[point_of_row]
-    groups = (np.flatnonzero(shape_of_row == i) for i in range(len(chosen)))
-    return sorted(
-        (rows for rows in groups if len(rows)),
-        key=lambda rows: (target[rows].max(), source[rows].max()),
-    )
-
-
-def _levels(lengths: np.ndarray) -> np.ndarray:
-    """Lengths worth a bucket's edge: all, or 48 with equal shares of the tokens."""
-    tokens_up_to = np.cumsum(np.bincount(lengths) * np.arange(lengths.max() + 1))
-    shares = np.linspace(0, tokens_up_to[-1], 48)
-    return np.unique(np.searchsorted(tokens_up_to, shares).clip(lengths.min()))
-
-
-def _choose(cells: np.ndarray, weights: np.ndarray, count: int) -> list[int]:
-    """Chooses the shapes on which all rows spend fewest cells.
-
-    Args:
-      cells: (shapes, points) cells for a row; inf where the shape is too small. The
-        last shape holds every row.
-      weights: (points,) rows.
-      count: how many to choose.
-
-    Returns:
-      their numbers.
-    """
-
-    def spent(chosen: list[int]) -> float:
-        return cells[chosen].min(axis=0) @ weights
-
-    def with_one_more(chosen: list[int]) -> list[int]:
-        saved = np.maximum(cells[chosen].min(axis=0) - cells, 0) @ weights
-        return [*chosen, int(saved.argmax())]
-
-    def with_one_less(chosen: list[int]) -> list[int]:
-        return min(
-            (chosen[:i] + chosen[i + 1 :] for i in range(len(chosen))), key=spent
-        )
-
-    chosen = [len(cells) - 1]
-    while len(chosen) < count:
-        chosen = with_one_more(chosen)
-    while True:
-        exchanged = with_one_less(with_one_more(chosen))
-        if spent(exchanged) >= spent(chosen):
-            return chosen
-        chosen = exchanged

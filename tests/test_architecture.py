@@ -19,7 +19,9 @@ FLOORS = {
         "sources",
         "corpus",
         "tokenizer",
+        "shards",
         "encoded",
+        "buckets",
         "batches",
     ],
     "transformer_tf": [
