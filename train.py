@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(options: Options, run: RunDirectory) -> int:
     """From the corpus to the export; returns the exit code."""
-    corpus = open_corpus(options.data)
+    corpus = open_corpus(options.data, cache_dir=run.ids)
     run.begin()
     log(f"corpus: {corpus.description}")
     session = Session(options, run, corpus)

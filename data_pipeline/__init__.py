@@ -2,6 +2,7 @@
 
 Read the modules in this order; each imports only from those above it:
 
+    keys           sentences met before, where there are too many to remember
     splits         which split a pair belongs to, so that nothing leaks
     tatoeba_ja_en  where the default sentences come from: a TFDS builder
     sources        raw pairs from a data set by name or from files

@@ -8,11 +8,13 @@ source does not have is drawn from its training pairs (`splits.assign_splits`).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 
+import numpy as np
+
 from data_pipeline.errors import DataError, UsageError
+from data_pipeline.keys import BLOCK, KeyTable, hash_text
 from data_pipeline.sources import (
     DEFAULT_DATASET,
     Source,
@@ -21,7 +23,7 @@ from data_pipeline.sources import (
     lines_source,
     table_source,
 )
-from data_pipeline.splits import SPLITS, assign_splits
+from data_pipeline.splits import SPLITS, assign_splits, remembered
 
 RULES_VERSION = 1  # part of every fingerprint: raise it when a rule changes
 
@@ -54,8 +56,13 @@ class DataConfig:
     test_percent: float = 1.0  # share to split off where no test set is given
 
 
-def open_corpus(config: DataConfig) -> "Corpus":
+def open_corpus(config: DataConfig, cache_dir: Path | None = None) -> "Corpus":
     """Finds all files or prepares the data set; reads whole files, but keeps nothing.
+
+    Args:
+        config: which ones.
+        cache_dir: keeps which pairs were split off, or the next process has to read
+            everything to know.
 
     Raises:
         DataError: something is missing, unreadable or does not fit together.
@@ -68,7 +75,7 @@ def open_corpus(config: DataConfig) -> "Corpus":
             config.dataset, languages, config.data_dir, config.manual_dir
         )
         sources = {split: sources[split] or named.get(split) for split in SPLITS}
-    return Corpus(config, sources)
+    return Corpus(config, sources, cache_dir)
 
 
 def _check_numbers(config: DataConfig) -> None:
@@ -94,9 +101,15 @@ class Corpus:
         description: one line for the log.
     """
 
-    def __init__(self, config: DataConfig, sources: dict[str, Source | None]):
+    def __init__(
+        self,
+        config: DataConfig,
+        sources: dict[str, Source | None],
+        cache_dir: Path | None = None,
+    ):
         self._config = config
         self._sources = sources
+        self._cache_dir = cache_dir
         self._percents = {
             split: 0.0 if sources[split] else getattr(config, f"{split}_percent")
             for split in ("validation", "test")
@@ -124,16 +137,21 @@ class Corpus:
 
     def _members_of(self, split: str) -> Callable[[], Iterator[bool]]:
         code = SPLITS.index(split)
-        return lambda: (each == code for each in self._drawn)
+        return lambda: (each == code for each in memoryview(self._drawn))
 
     @cached_property
-    def _drawn(self) -> bytes:
-        """One byte for each valid training pair: its index in `SPLITS`."""
-        pairs = _valid_pairs(self._sources["train"], {})
-        drawn = assign_splits(
-            pairs, self._percents["validation"], self._percents["test"]
-        )
-        return bytes(map(SPLITS.index, drawn))
+    def _drawn(self) -> np.ndarray:
+        """For each valid training pair its number in `SPLITS`, uint8."""
+        source, percents = self._sources["train"], self._percents
+
+        def draw() -> np.ndarray:
+            pairs = _valid_pairs(source, {})
+            return assign_splits(pairs, percents["validation"], percents["test"])
+
+        if self._cache_dir is None:
+            return draw()
+        name = digest(str(RULES_VERSION), source.fingerprint, str(percents))[:32]
+        return remembered(self._cache_dir / f"{name}.splits", draw)
 
 
 class Pairs:
@@ -243,20 +261,21 @@ def _training_pairs(
     pairs: Iterator[tuple[str, str]], config: DataConfig, counts: dict[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Yields the pairs from which to learn."""
-    seen: set[int] = set()  # 64 bits a pair, not its text: large corpora must pass
-    for pair in pairs:
-        shorter, longer = sorted(map(len, pair))
-        if longer > config.max_chars:
-            counts["too long"] += 1
-        elif longer > config.max_length_ratio * shorter:
-            counts["length ratio"] += 1
-        elif (key := _pair_key(pair)) in seen:
-            counts["duplicate"] += 1
-        else:
-            seen.add(key)
-            yield pair
+    seen = KeyTable()
+    fitting = (pair for pair in pairs if _fits(pair, config, counts))
+    while block := list(islice(fitting, BLOCK)):
+        keys = np.array([hash_text("\0".join(pair)) for pair in block], np.uint64)
+        is_new = seen.add(keys).tolist()
+        counts["duplicate"] += is_new.count(False)
+        yield from compress(block, is_new)
 
 
-def _pair_key(pair: tuple[str, str]) -> int:
-    digest = blake2b("\0".join(pair).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+def _fits(pair: tuple[str, str], config: DataConfig, counts: dict[str, int]) -> bool:
+    shorter, longer = sorted(map(len, pair))
+    if longer > config.max_chars:
+        counts["too long"] += 1
+    elif longer > config.max_length_ratio * shorter:
+        counts["length ratio"] += 1
+    else:
+        return True
+    return False

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     "data_pipeline": [
         "errors",
+        "keys",
         "splits",
         "tatoeba_ja_en",
         "sources",

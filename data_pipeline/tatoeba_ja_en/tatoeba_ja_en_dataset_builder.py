@@ -87,7 +87,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, pairs, chosen, split):
         for key, ((ja, en), its_split) in enumerate(zip(pairs, chosen, strict=True)):
-            if its_split == split:
+            if SPLITS[its_split] == split:
                 yield key, {"ja": ja, "en": en}
 
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from data_pipeline import corpus as corpus_module
 from data_pipeline.corpus import DataConfig, open_corpus
 from data_pipeline.errors import DataError
 from data_pipeline.splits import normalize
@@ -146,6 +147,15 @@ def test_duplicates_are_exact_pairs(tmp_path):
     assert drops(train) == {"duplicate": 2}
 
 
+@pytest.mark.parametrize("block", [1, 3, 1000])
+def test_duplicates_far_apart(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(corpus_module, "BLOCK", block)
+    rows = [f"{n % 70}番\tNo. {n % 70}" for n in range(200)]
+    train = open_corpus(DataConfig(pairs=write(tmp_path / "p", *rows), **WHOLE)).train
+    assert ["\t".join(pair) for pair in train] == rows[:70]
+    assert train.counts["duplicate"] == 130 and train.counts["kept"] == 70
+
+
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
 def test_a_table_counts_wrong_rows(tmp_path, suffix):
     rows = ["犬。\tA dog.", "猫。", "", "鳥。\tA bird.\tnote", "\tx", '"魚"\t"Fish"']
@@ -187,6 +197,21 @@ def test_missing_splits_are_drawn_and_nothing_is_lost(tmp_path):
     ]
     seen = [{normalize(text) for pair in part for text in pair} for part in parts]
     assert len(set.union(*seen)) == sum(map(len, seen))
+
+
+def test_what_was_drawn_is_kept_for_the_next_process(tmp_path, monkeypatch):
+    config = DataConfig(pairs=write(tmp_path / "p", *map("\t".join, numbered(300))))
+    first = open_corpus(config, tmp_path / "cache")
+    splits = [list(first.train), list(first.validation)]
+    monkeypatch.setattr(corpus_module, "assign_splits", None)
+    again = open_corpus(config, tmp_path / "cache")
+    assert [list(again.train), list(again.validation)] == splits
+    for other in (
+        DataConfig(pairs=config.pairs, validation_percent=2),
+        DataConfig(pairs=write(tmp_path / "q", *map("\t".join, numbered(301)))),
+    ):
+        with pytest.raises(TypeError):  # it has to be drawn
+            list(open_corpus(other, tmp_path / "cache").train)
 
 
 def test_invalid_lines_do_not_shift_the_drawn_splits(tmp_path):

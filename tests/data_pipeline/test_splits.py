@@ -3,9 +3,15 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from data_pipeline.splits import SPLITS, assign_splits, normalize
+from data_pipeline import splits as module
+from data_pipeline.splits import SPLITS, normalize, remembered
+
+
+def assign_splits(*args):
+    return [SPLITS[number] for number in module.assign_splits(*args)]
 
 
 def made_up_pairs(seed: int, count: int) -> list[tuple[str, str]]:
@@ -111,6 +117,32 @@ def test_the_choice_is_stable():
     splits = assign_splits(numbers)
     assert [i for i, s in enumerate(splits) if s == "test"][:3] == [61, 566, 575]
     assert [i for i, s in enumerate(splits) if s == "validation"][:3] == [13, 55, 270]
+
+
+def test_corpora_of_many_blocks(monkeypatch):
+    pairs = made_up_pairs(5, 500)
+    plain = assign_splits(pairs, 20, 20)
+    monkeypatch.setattr(module, "BLOCK", 7)
+    assert assign_splits(pairs, 20, 20) == plain
+
+
+def test_remembered_is_drawn_once(tmp_path):
+    path, drawn = tmp_path / "ids" / "x.splits", []
+
+    def draw():
+        drawn.append(1)
+        return np.array([0, 1, 0, 2], np.uint8)
+
+    for times in (1, 1):
+        assert remembered(path, draw).tolist() == [0, 1, 0, 2]
+        assert len(drawn) == times
+    assert [each.name for each in path.parent.iterdir()] == ["x.splits"]
+    content = path.read_bytes()
+    for damaged in (content[:-1], content[:3], b"", b"\x01" + content[1:]):
+        path.write_bytes(damaged)
+        drawn.clear()
+        assert remembered(path, draw).tolist() == [0, 1, 0, 2] and len(drawn) == 1
+        assert path.read_bytes() == content
 
 
 def test_shares_of_zero_and_their_independence():
