@@ -29,9 +29,10 @@ def scratch(count: int, dtype: type) -> np.ndarray:
     """
     size = max(count, 1) * np.dtype(dtype).itemsize
     with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(
-            file.fileno(), 0, size
-        )  # a full disk would be a SIGBUS later
+        if hasattr(os, "posix_fallocate"):  # a full disk would be a SIGBUS later
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
         return np.memmap(file, dtype, shape=max(count, 1))[:count].view(np.ndarray)
 
 

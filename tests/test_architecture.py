@@ -36,6 +36,7 @@ FLOORS = {
         "layers",
         "model",
         "devices",
+        "cluster",
         "loss",
         "update",
         "training",
@@ -92,6 +93,13 @@ def test_every_module_has_its_floor(package):
     assert found - {"__init__"} == set(FLOORS[package])
 
 
+def test_the_readme_shows_the_house():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = readme[readme.index("## The house") :]
+    for package, name in MODULES:
+        assert f" {name} " in shown, f"README does not list {package}/{name}"
+
+
 @pytest.mark.parametrize(("package", "name"), MODULES)
 def test_a_module_imports_only_from_above(package, name):
     floors = FLOORS[package]
@@ -127,7 +135,7 @@ def test_no_room_is_crowded(package, name):
         assert len(path.read_text("utf-8").splitlines()) <= 350, path
 
 
-@pytest.mark.parametrize("name", ["train.py", "translate.py"])
+@pytest.mark.parametrize("name", ["train.py", "session.py", "translate.py"])
 def test_no_command_is_crowded(name):
     assert len((ROOT / name).read_text("utf-8").splitlines()) <= 360
 

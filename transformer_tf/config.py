@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 MAX_BEAM_SIZE = 8
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
 # Added to the score of a position that may not be looked at (3.2.3). exp(-1e9) is
 # exactly 0 in float32, and a row with nothing to look at becomes uniform instead of
@@ -115,6 +116,7 @@ class TrainingConfig:
     label_smoothing: float = 0.1  # epsilon_ls (5.4)
     precision: str = "auto"  # float32, bfloat16, float16; auto: bfloat16 if it is fast
     xla: str = "auto"  # off, full: compile the step for each shape; auto: full on a GPU
+    strategy: str = "auto"  # none, mirrored (GPUs of a machine), multi_worker (several)
     seed: int = 1  # of weights, dropout and data order
     log_every: int = 50  # updates between two lines of the log
     validate_every: int = 1000  # updates between two validations
@@ -135,6 +137,7 @@ class TrainingConfig:
         _check_range(self, "label_smoothing", 0, 0.99)
         _check_choice(self, "precision", PRECISIONS)
         _check_choice(self, "xla", ("auto", "off", "full"))
+        _check_choice(self, "strategy", STRATEGIES)
         _check_range(self, "keep_checkpoints", 1, 1000)
         _check(
             1 <= self.average_checkpoints <= self.keep_checkpoints,

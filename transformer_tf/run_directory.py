@@ -15,6 +15,7 @@ from transformer_tf.config import ConfigError
 
 # What may change between two sittings of a run: it does not alter the past.
 FREE_FIELDS = {
+    "strategy",
     "max_steps",
     "max_minutes",
     "log_every",
@@ -42,15 +43,24 @@ class RunDirectory:
         path: the directory; made if it does not exist.
         settings: every field by name, as config.yaml keeps them.
         fresh: whether `begin` removes the run that is there.
+        writes: False for the workers beside the chief: they only read, and what would
+            write does nothing.
 
     Raises:
         ConfigError: the directory cannot be written to, is in use by another process,
             or holds a run that has learnt something with other settings.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], fresh: bool = False):
+    def __init__(
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        fresh: bool = False,
+        writes: bool = True,
+    ):
         self.path = path
         self.settings = settings
+        self.writes = writes
         self.config = path / "config.yaml"
         self.facts = path / "run.json"
         self.vocabulary = path / "vocab.model"
@@ -60,6 +70,8 @@ class RunDirectory:
         self.test = path / "test"
         self.export = path / "export" / "1"
         self.metrics = Metrics(path / "metrics.csv")
+        if not writes:
+            return
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / "lock", "w")  # noqa: SIM115  held while we live
@@ -89,6 +101,8 @@ class RunDirectory:
 
     def begin(self) -> None:
         """Removes the run that was there if it is not to go on; keeps the settings."""
+        if not self.writes:
+            return
         if self._begin_anew:
             for path in (self.checkpoints, self.ids, self.log, self.test):
                 shutil.rmtree(path, ignore_errors=True)
@@ -108,6 +122,8 @@ class RunDirectory:
 
     def note(self, **facts: Any) -> None:
         """Adds facts about the run to run.json."""
+        if not self.writes:
+            return
         facts = {**self.known_facts(), **facts}
         write_text(self.facts, json.dumps(facts, indent=1, ensure_ascii=False))
 

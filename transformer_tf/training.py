@@ -104,11 +104,19 @@ class Trainer:
             `tf.distribute` strategy.
         config: the recipe.
         d_model: width of the model, for the learning rate.
+        agree: whether any worker of a cluster says yes, where their clocks may differ.
     """
 
-    def __init__(self, model, config: TrainingConfig, d_model: int):
+    def __init__(
+        self,
+        model,
+        config: TrainingConfig,
+        d_model: int,
+        agree: Callable[[bool], bool] = bool,
+    ):
         self.model = model
         self.config = config
+        self.agree = agree
         self.strategy = tf.distribute.get_strategy()
         self.schedule = WarmupSchedule(
             d_model, config.warmup_steps, config.learning_rate_scale
@@ -154,7 +162,7 @@ class Trainer:
         """Runs updates until max_steps, max_minutes, patience or `should_stop`.
 
         Args:
-            batches: endless, from the position that `step` says.
+            batches: of the strategy, endless, from the position that `step` says.
             should_stop: asked after each update.
             after_update: called after each update.
             report: given the progress each `log_every` updates, before a validation or
@@ -168,7 +176,7 @@ class Trainer:
                 worse than guessing. It comes before a checkpoint would be written.
         """
         config = self.config
-        batches = iter(self.strategy.experimental_distribute_dataset(batches))
+        batches = iter(batches)
         clock = _Clock(self.counters.seconds)
         step = self.step  # counted here: asking a GPU would wait for it
         self.reported = Reported(step, int(self.counters.skipped.numpy()))
@@ -197,11 +205,11 @@ class Trainer:
         """Label-smoothed loss per real target token, without dropout.
 
         Args:
-            batches: one pass.
+            batches: of the strategy, one pass.
             model: another one than that in training, of the same size.
         """
         total, tokens = 0.0, 0.0
-        for batch in self.strategy.experimental_distribute_dataset(batches):
+        for batch in batches:
             batch_total, batch_tokens = self.update.loss(batch, model or self.model)
             total += float(batch_total)
             tokens += float(batch_tokens)
@@ -219,7 +227,9 @@ class Trainer:
         """Whether the run's time or its patience is at an end."""
         config = self.config
         seconds = clock.read()
-        time_is_up = 0 < config.max_minutes * 60 <= seconds
+        time_is_up = config.max_minutes > 0 and self.agree(
+            seconds >= config.max_minutes * 60
+        )
         since_best = int(self.counters.since_best.numpy())
         return time_is_up or 0 < config.patience <= since_best
 

@@ -61,4 +61,5 @@ def run(trainer, batches, **callbacks):
         checkpoint=lambda: None,
         validate=lambda: None,
     )
-    trainer.train(dataset_of(*batches), **{**defaults, **callbacks})
+    shared = trainer.strategy.experimental_distribute_dataset(dataset_of(*batches))
+    trainer.train(shared, **{**defaults, **callbacks})
