@@ -133,7 +133,11 @@ class Session:
                 log(f"going on after update {trainer.step}")
         cluster.check_agreement("the newest checkpoint", trainer.step)
         self._warm_up()
-        with self._reporter() as callbacks:
+        with (
+            self.batches.failures(),
+            self.validation.failures(),
+            self._reporter() as callbacks,
+        ):
             start = trainer.step * self.options.training.accumulation
             trainer.train(
                 cluster.distribute(self.batches, start),

@@ -5,8 +5,9 @@ same after a crash, resuming is counting. Shards come one after the other, each 
 order of its own, so what must be held is a shard, whatever the size of the corpus.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -78,6 +79,7 @@ class Batches:
         together = np.concatenate(lengths)
         self.source_tokens_per_epoch = int(together[:, 0] @ together[:, 2])
         self.tokens_per_epoch = int(together[:, 1] @ together[:, 2])
+        self._failure: DataError | None = None
         # A second one of each is wanted where two shards or two epochs meet.
         self.shard_order = functools.lru_cache(maxsize=2)(self._shard_order)
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
@@ -205,16 +207,12 @@ class Batches:
                 f"{self.row_multiple}; expected a divisor of that, and numbers below it"
             )
 
-        def assemble(number: np.int64) -> tuple[np.ndarray, ...]:
-            batch, place = divmod(int(number), len(replicas))
-            epoch, step = divmod(batch, self.steps_per_epoch)
-            (source, target_in), target_out = self.batch(
-                epoch, step, replicas[place], of
-            )
-            return source, target_in, target_out
-
         def load(number: tf.Tensor):
-            arrays = tf.numpy_function(assemble, [number], [tf.int32] * 3)
+            arrays = tf.numpy_function(
+                lambda number: self._part(int(number), replicas, of),
+                [number],
+                [tf.int32] * 3,
+            )
             source, target_in, target_out = (
                 tf.ensure_shape(array, (None, None)) for array in arrays
             )
@@ -230,6 +228,29 @@ class Batches:
         )
         numbers = tf.data.Dataset.range(start * len(replicas), last * len(replicas))
         return numbers.map(load).prefetch(tf.data.AUTOTUNE).with_options(options)
+
+    def _part(
+        self, number: int, replicas: Sequence[int], of: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Element `number` of `dataset`, counted from the first batch on."""
+        batch, place = divmod(number, len(replicas))
+        epoch, step = divmod(batch, self.steps_per_epoch)
+        try:
+            inputs, target_out = self.batch(epoch, step, replicas[place], of)
+        except DataError as error:
+            self._failure = error
+            raise
+        return *inputs, target_out
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Lets a DataError of `dataset` out as it is: tf.data makes another of it."""
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
 
 def _padded(

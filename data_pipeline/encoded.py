@@ -38,7 +38,7 @@ SHARD_PAIRS = 2**20
 CHUNK_PAIRS = 4096
 PAIRS_PER_LINE = 2**20  # of progress, without a terminal
 # Reading and cleaning is the work of one thread; a few keep up with it.
-THREADS = min(len(os.sched_getaffinity(0)), 8)
+THREADS = min(os.cpu_count() or 1, 8)
 
 Pair = tuple[str, str]
 

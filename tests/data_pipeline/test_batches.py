@@ -486,6 +486,23 @@ def test_two_workers_with_two_replicas_share_each_batch(several, start):
             assert np.array_equal(together, array)
 
 
+def test_a_strategy_gives_each_replica_its_own_part(several):
+    devices = tf.config.list_logical_devices("CPU")[:2]
+    if len(devices) < 2:
+        pytest.skip("one device; tests/conftest.py asks for two")
+    batches = Batches(several, batch_tokens=512, seed=1, row_multiple=2)
+    strategy = tf.distribute.MirroredStrategy([device.name for device in devices])
+    shared = strategy.distribute_datasets_from_function(
+        lambda context: batches.dataset(start=4, replicas=range(2), of=2)
+    )
+    for step, (_, target) in zip((4, 5, 6), shared, strict=False):
+        parts = [p.numpy() for p in strategy.experimental_local_results(target)]
+        whole = batches.batch(0, step)[1]
+        assert len(parts) == 2
+        for replica, part in enumerate(parts):
+            assert np.array_equal(part, whole[replica::2])
+
+
 def test_a_replica_without_rows_is_all_padding():
     batches = Batches(encoded_from(FIVE[:1]), batch_tokens=9, seed=0, row_multiple=4)
     last = next(batches.dataset(replicas=[3], of=4).as_numpy_iterator())
@@ -513,6 +530,19 @@ def test_no_rows_is_one_line_with_the_counts():
     with pytest.raises(DataError, match="kept 0, duplicate 2") as error:
         Batches(encoded_from([]), batch_tokens=100, seed=0)
     assert "\n" not in str(error.value) and error.value.exit_code == 3
+
+
+def test_a_damaged_shard_is_its_own_error_after_tf_data_too(everyday):
+    def damaged():
+        raise DataError("shard 0 is damaged")
+
+    broken = dataclasses.replace(everyday, shards=[damaged])
+    batches = Batches(broken, batch_tokens=512, seed=1)
+    with pytest.raises(DataError, match="shard 0"), batches.failures():
+        next(iter(batches.dataset()))
+    with pytest.raises(tf.errors.OpError), batches.failures():
+        batches._failure = None
+        raise tf.errors.AbortedError(None, None, "something else")
 
 
 @pytest.mark.parametrize("name", ["batch_tokens", "max_shapes", "row_multiple"])
