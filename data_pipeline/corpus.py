@@ -12,6 +12,7 @@ from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from data_pipeline.errors import DataError, UsageError
 from data_pipeline.keys import BLOCK, KeyTable, hash_text
@@ -145,7 +146,13 @@ class Corpus:
         source, percents = self._sources["train"], self._percents
 
         def draw() -> np.ndarray:
-            pairs = _valid_pairs(source, {})
+            pairs = tqdm(  # on a terminal only
+                _valid_pairs(source, {}),
+                desc="splitting off",
+                unit=" pairs",
+                unit_scale=True,
+                disable=None,
+            )
             return assign_splits(pairs, percents["validation"], percents["test"])
 
         if self._cache_dir is None:
