@@ -1,5 +1,6 @@
 """A fresh process looks at an export as a server does."""
 
+import itertools
 import shutil
 from types import SimpleNamespace
 
@@ -53,7 +54,8 @@ def test_weights_that_are_there_twice_are_found(saved, tmp_path):
         translator.save(tmp_path / "1")
     finally:
         del translator.again
-    checks = dict(self_check(tmp_path / "1", translator))
+    # The size is the second thing that is looked at.
+    checks = dict(itertools.islice(self_check(tmp_path / "1", translator), 2))
     assert "expected at most" in checks["size of the variables"]
 
 
