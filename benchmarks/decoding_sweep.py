@@ -26,10 +26,10 @@ def main() -> None:
     add("--length_penalty", type=float, nargs="+", default=[0.0, 0.3, 0.6, 1.0, 1.5])
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from train import best_translations, parse_options
+    from train import parse_options
     from transformer_tf.exports import find_export
     from transformer_tf.scores import score
-    from transformer_tf.translator import load
+    from transformer_tf.translator import best_translations, load
 
     export = find_export(options.model)
     config = export.parent.parent / "config.yaml"

@@ -1,6 +1,7 @@
 """The house of the README holds: who may import whom, and what stays small."""
 
 import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,18 @@ def test_every_module_says_what_it_answers(package, name):
     for path in files_of(package, name):
         if path.name != "__init__.py" or package == path.parent.name:
             assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
+
+
+SCRIPTS = [*ROOT.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_what_a_script_imports_of_ours_is_there(path):
+    """Their imports stand in functions, where no other test would miss a name."""
+    ours = (*PACKAGES, "train", "session", "export", "translate")
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ours:
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or importlib.util.find_spec(name)
