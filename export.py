@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from transformer_tf.config import ConfigError, DecodingConfig, ModelConfig
 from transformer_tf.exports import versions
 from transformer_tf.flags import OneLineParser, one_line
-from transformer_tf.run_directory import log, write_text
+from transformer_tf.run_directory import log, write_settings
 
 if TYPE_CHECKING:
     from data_pipeline.tokenizer import Tokenizer
@@ -100,12 +100,9 @@ def copy_record(run: Path, bundle: Path, settings: dict) -> None:
 
     The directories that the corpus was read from are somebody's own and left out.
     """
-    import yaml
-
     bundle.mkdir(parents=True, exist_ok=True)
     shared = {**settings, "data_dir": None, "manual_dir": None}
-    text = yaml.safe_dump(shared, sort_keys=False, allow_unicode=True)
-    write_text(bundle / "config.yaml", text)
+    write_settings(bundle / "config.yaml", shared)
     for name in ("vocab.model", "metrics.csv", "run.json"):
         shutil.copyfile(run / name, bundle / name)
 

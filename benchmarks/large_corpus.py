@@ -16,6 +16,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pairs", type=int, nargs="+", default=[200_000, 1_000_000])
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/large_corpus"))
+    folder = Path(tempfile.gettempdir(), "large_corpus")
+    parser.add_argument("--folder", type=Path, default=folder)
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

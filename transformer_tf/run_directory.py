@@ -109,8 +109,7 @@ class RunDirectory:
             shutil.rmtree(self.export.parent, ignore_errors=True)
             for path in (self.facts, self.vocabulary, self.metrics.path):
                 path.unlink(missing_ok=True)
-        text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
-        write_text(self.config, text)
+        write_settings(self.config, self.settings)
 
     def known_facts(self) -> dict[str, Any]:
         """What run.json holds; nothing if it cannot be read."""
@@ -170,6 +169,11 @@ class Metrics:
     def add(self, step: int, *values: float) -> None:
         with open(self.path, "a") as file:
             file.write(",".join([str(step), *(f"{v:.6g}" for v in values)]) + "\n")
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
+    """As config.yaml, in the order given."""
+    write_text(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def write_text(path: Path, text: str) -> None:
